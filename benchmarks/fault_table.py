@@ -1227,6 +1227,95 @@ MMA_SYNC_DIRECT = (
     ),
 )
 
+# ---- Epilogues from expressions ---------------------------------------------------------------------------------------
+
+_FORMULA = "scale: Column; residual: Matrix; gain: Scalar; relu(alpha * acc + bias) * scale * gain + residual"
+EXPRESSION = {**_CP_ASYNC, "epilogue": _FORMULA}
+EXPRESSION_90 = {"arch": "sm_90a", "tile": "64x24x64", "epilogue": _FORMULA}
+RAGGED_BATCHES = "33x41x40,33x41x40@2,33x41x40,33x41x40@3"
+"""Every second case passes its scalars by pointer, one for each matrix of the batch."""
+
+EXPRESSIONS = (
+    Fault(
+        "a row of an expression from its start",
+        At("OfNeighbours::Of::load", "aux_first<T>(aux, at.batch) + at.column").replace("aux_first<T>(aux, at.batch)"),
+        EXPRESSION,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "a column of an expression from its start",
+        At("OfNeighbours::Of::load", "aux_first<T>(aux, at.batch) + at.row)").replace("aux_first<T>(aux, at.batch))"),
+        EXPRESSION,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "a matrix of an expression by another leading dimension",
+        At("OfNeighbours::Of::load", "at.row * aux.leading").replace("at.row * (aux.leading + 8)"),
+        EXPRESSION,
+        WHOLE,
+        ("bounds", "poison", NUMBERS),
+    ),
+    Fault(
+        "the first matrix of an expression for all of the batch",
+        At("aux_first", "batch * aux.batch_stride").replace("0"),
+        EXPRESSION,
+        BATCHES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "the first scalar for all of the batch",
+        At("aux_scalar", "aux_first<float>(aux, batch)").replace("aux_first<float>(aux, 0)"),
+        EXPRESSION,
+        RAGGED_BATCHES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "a bias after the activation",
+        At("Expression::apply", "hgemm::expression::relu(x4)").replace("hgemm::expression::relu(x2) + x3"),
+        EXPRESSION,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: a column of an expression by its upper row",
+        At("OfSubtile::Of::number", "2 * j + e % 2 : e / 2").replace("2 * j + e % 2 : 0"),
+        EXPRESSION_90,
+        "65x25x70",
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: a row of an expression by its left column",
+        At("OfSubtile::Of::number", "2 * j + e % 2 : e / 2").replace("2 * j : e / 2"),
+        EXPRESSION_90,
+        "65x25x70",
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: neighbours in a matrix of an expression exchanged",
+        At("OfSubtile::Of::number", "word >> 8 * sizeof(T) * (e % 2)").replace("word >> 8 * sizeof(T) * (1 - e % 2)"),
+        EXPRESSION_90,
+        "65x24x70",
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: no last column of a matrix of an expression",
+        At("OfSubtile::Of::load", "pair.first_inside && !pair.second_inside").replace("false"),
+        EXPRESSION_90,
+        "65x25x70",
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: a row of an expression beyond its end",
+        At("OfSubtile::Of::load", "index < (along_columns ? ...)").replace("index >= 0"),
+        EXPRESSION_90,
+        "65x25x70",
+        ("bounds",),
+    ),
+)
+
+
 # ---- An audit's faults, each found by the default cases of its kernel ---------------------------------------------------
 
 AUDIT_80 = {"arch": "sm_80", "tile": "64x64x32", "stages": "3"}
@@ -1695,4 +1784,14 @@ ORDER = (
     ),
 )
 
-FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC, *MMA_SYNC_DIRECT, *AUDIT, *ORDER)
+FAULTS = (
+    *MMA_SYNC,
+    *REGISTER_COPY,
+    *WGMMA,
+    *MMA_SYNC_TMA,
+    *WGMMA_CP_ASYNC,
+    *MMA_SYNC_DIRECT,
+    *EXPRESSIONS,
+    *AUDIT,
+    *ORDER,
+)

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from generator import epilogue
 from generator.arch import ARCHS, parse_arch
 from generator.errors import RequestError, closest_words, unknown_word
 from hgemm.dtypes import DTYPES, OUTPUTS, SPELLINGS
@@ -229,6 +230,8 @@ class Schedule(_Sized):
 class Spec:
     """Every decision behind one kernel, computing D = activation(alpha * A B + beta * C + bias).
 
+    With an `epilogue`, D is an expression of A B and its inputs instead.
+
     Shapes: A (m, k), B (k, n), C and D (m, n), row-major D. Bias is a row (n,) or a column (m,) of D's type.
     Fields: FIELDS describes each field. A field has a default here if most kernels have no choice in it.
         `layout` names A and B in BLAS letters, read column-major: A is `t` if k is contiguous and `n` if m is; B is `n` if k is
@@ -268,6 +271,7 @@ class Spec:
     prefetch: bool = True
     smem_alloc: str = "dynamic"
     form: str = "atoms"
+    epilogue: str = "none"
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return the fields as JSON scalars. `parse_field` reads their texts back."""
@@ -679,6 +683,15 @@ FIELDS = (
     ),
     Field(
         "activation", Choice(ACTIVATIONS), EPILOGUE, "NAMES", f"Activation: {_listed(ACTIVATIONS)}.", enum="activation"
+    ),
+    Field(
+        "epilogue",
+        epilogue.parse_field,
+        EPILOGUE,
+        "FORMULAS",
+        'D by a formula, "relu(alpha * acc + bias)", or by a Python function, FILE.py:FUNCTION. Replaces the three above.',
+        examples=("none",),
+        meaning="Expression of D in JSON; none: D by beta, bias and activation.",
     ),
     Field("store", Choice(("direct", "smem", "tma")), EPILOGUE, "NAMES", "Store D direct, through smem, or by tma."),
 )

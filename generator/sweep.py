@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from generator import epilogue
 from generator.arch import ARCHS
 from generator.errors import RequestError
 from generator.families import family_of
@@ -188,6 +189,8 @@ def _values(option: SpecOption, text: str, called: str) -> list[dict[str, Any]]:
 
 def _items(option: SpecOption, text: str) -> list[str]:
     """Split at commas, but not inside `xor:2,3,3`. No placement is a number alone, so a number continues the word before it."""
+    if option.name == "epilogue":
+        return epilogue.texts_of(text)
     items: list[str] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         if items and item.isdecimal() and option.fields[0] in ("smem_a", "smem_b"):

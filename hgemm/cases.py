@@ -127,8 +127,8 @@ def default_cases(traits: LaunchTraits, resident_ctas: int, memory_bytes: int = 
         Case(batched, *_scalars(traits, 2), broadcast="a"),
         Case(batched, *_scalars(traits, 3), loose=True, broadcast="b,c,bias"),
     ]
-    if traits.beta:
-        cases.append(Case(Shape(m + 1, n + 1, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
+    if traits.overwritten:
+        cases.append(Case(Shape(m + 1, n + 1, k + 1, 2), -0.5, float(traits.takes_beta), loose=True, in_place=True))
     if traits.persistent:
         cases.append(
             Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(traits, 2))
@@ -197,6 +197,7 @@ def far_case(traits: LaunchTraits, shape: Shape, min_leading: int = 0, min_span:
 def far_bytes(traits: LaunchTraits) -> int:
     """Return about how much memory A, B, C and D take in the default case of offsets beyond 2^31."""
     dtypes = (traits.dtype_a, traits.dtype_b, *[traits.dtype_d] * (1 + traits.beta))
+    dtypes += tuple(one.of(traits.dtype_d) for one in traits.matrices)
     return sum(FAR_ELEMENTS * DTYPES[dtype].bytes for dtype in dtypes)
 
 
@@ -245,4 +246,4 @@ def varied(traits: LaunchTraits, cases: list[Case]) -> list[Case]:
 
 def _scalars(traits: LaunchTraits, at: int) -> tuple[float, float]:
     alpha, beta = _SCALARS[at % len(_SCALARS)]
-    return alpha, beta if traits.beta else 0.0
+    return alpha, beta if traits.takes_beta else 0.0

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import NONE, EpilogueError, parse_epilogue
 from hgemm.gpus import TYPICAL, max_stream_k_ctas
 from hgemm.problem import LAUNCH, MAX_EXTENT
 from hgemm.tensor_maps import maps_of
@@ -46,6 +47,13 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
     for name, kind in _TYPES.items():
         if type(spec.get(name, kind())) is not kind:
             yield f"spec.{name} is {spec[name]!a:.60}, not {'true or false' if kind is bool else 'a whole number'}"
+    try:
+        expression = parse_epilogue(spec.get("epilogue", NONE))
+    except EpilogueError as error:
+        yield f"spec.epilogue: {error}"
+        return
+    if expression and (spec["beta"], spec["bias"], spec["activation"]) != (False, "none", "none"):
+        yield "spec.epilogue is an expression, but beta, bias or activation is set, too"
     m, n, k = _sizes(spec["cta_tile"], 3)
     rule, _, number = spec["schedule"].partition(":")
     splits = int(number or 1)

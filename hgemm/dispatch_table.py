@@ -15,6 +15,7 @@ from typing import Any
 from hgemm.accumulation import unsplit_order
 from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import NONE
 from hgemm.errors import LibraryError, RequestError
 from hgemm.gpus import TYPICAL
 from hgemm.launch import COUNTER_BYTES, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
@@ -199,9 +200,9 @@ class DispatchTable:
 
 def kind_of(traits: LaunchTraits) -> Kind:
     """Return the kind that a variant computes."""
-    return Kind(
-        traits.layout, traits.dtype_a, traits.dtype_b, traits.dtype_d, traits.acc, traits.bias, traits.activation
-    )
+    epilogue = traits.epilogue.hash if traits.epilogue else NONE
+    types = (traits.dtype_a, traits.dtype_b, traits.dtype_d, traits.acc)
+    return Kind(traits.layout, *types, traits.bias, traits.activation, epilogue)
 
 
 def code_match(arch: str, capability: tuple[int, int]) -> int | None:
@@ -253,7 +254,7 @@ def row_of(
         align_a=traits.align_a,
         align_b=traits.align_b,
         align_d=traits.align_d,
-        beta=int(traits.beta),
+        beta=int(traits.takes_beta),
         exact_tiles_only=int(record["traits"]["exact_tiles_only"]),
         tensor_maps=int(bool(traits.tensor_maps)),
         decides_splits=int(traits.decides_splits),

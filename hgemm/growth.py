@@ -22,6 +22,7 @@ from hgemm.capture import forbid_in_capture
 from hgemm.disk import disk_errors
 from hgemm.dispatch_table import DispatchTable, Row
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, HgemmError, LibraryError
 from hgemm.invariance import KOrder, keeps_order, order_key
 from hgemm.selection import WGMMA_CAPABILITY, Choice, FallbackWatch, Selector, wgmma_computes
@@ -129,6 +130,8 @@ class GrowingSelector(Selector):
 
     def missing(self, queries: Sequence[SelectionQuery]) -> Missing | None:
         """Return the kernel that a call lacks, or None if it lacks none."""
+        if any(query.kind.epilogue != NONE for query in queries):
+            return None  # a kind has only the hash of its expression
         found = self.best_of(queries)
         if found is None:
             return Missing(queries[0], self.target, size_of_problem(queries[0], self.target.sms))

@@ -16,10 +16,12 @@ from hgemm.arrays import View, stream_handle, view
 from hgemm.device import Function, Image, checked, driver, open_device, ordinal_of
 from hgemm.dispatch_table import default_options, kind_of, row_of
 from hgemm.dtypes import stored_dtype
+from hgemm.epilogue import Input
 from hgemm.errors import ProblemError
 from hgemm.launch import (
     MAP_BYTES,
     OPERANDS,
+    aux_align,
     check,
     counter_bytes,
     encoders,
@@ -31,8 +33,8 @@ from hgemm.launch import (
     tensor_maps,
     workspace_bytes,
 )
-from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import LAUNCH, PROBLEM_BYTES, LaunchOptions, Problem
+from hgemm.launch_traits import INPUT, LaunchTraits
+from hgemm.problem import AUX_BYTES, LAUNCH, PROBLEM_BYTES, Aux, LaunchOptions, Problem
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 # ==== One launch ====
@@ -68,8 +70,11 @@ class Kernel:
         workspace: Any = None,
         stream: Any = None,
         options: LaunchOptions | None = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Launch out = activation(alpha * a b + beta * c + bias) on `stream`, and return `out` without waiting.
+
+        A variant with an expression takes its `inputs` by name instead of beta, c and bias: arrays, and numbers for scalars.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,), each optionally with a leading batch. An operand
             without a batch, or with batch 1, is shared. The variant's layout determines the contiguous axes of a and b.
@@ -77,8 +82,10 @@ class Kernel:
         Raises: ProblemError if the variant does not support the arrays, DeviceError if the driver fails.
         """
         given = {"A": a, "B": b, "D": out, "C": c, "bias": bias, "workspace": workspace}
+        arrays, scalars = split_inputs(inputs)
+        given |= {INPUT + name: array for name, array in arrays.items()}
         views = {name: view(array, name) for name, array in given.items() if array is not None}
-        problem = replace(problem_of(self.traits, views, alpha, beta), options=options)
+        problem = replace(problem_of(self.traits, views, alpha, beta, scalars), options=options)
         workspace_size = views["workspace"].size_bytes if "workspace" in views else None
         self.launch(problem, stream=stream, device=device_of(views), workspace_size=workspace_size)
         return out
@@ -157,8 +164,22 @@ class _Stored:
         return {name: self.pointer, f"ld{name}": self.leading, f"batch_stride_{name}": self.batch_stride}
 
 
-def problem_of(traits: LaunchTraits, views: Mapping[str, View], alpha: float = 1.0, beta: float = 0.0) -> Problem:
-    """Return the problem of arrays A, B, D and, if given, C, bias and workspace.
+def split_inputs(inputs: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the arrays and the numbers among the inputs of an expression."""
+    numbers = {name: float(one) for name, one in (inputs or {}).items() if isinstance(one, (int, float))}
+    return {name: one for name, one in (inputs or {}).items() if name not in numbers}, numbers
+
+
+def problem_of(
+    traits: LaunchTraits,
+    views: Mapping[str, View],
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    scalars: Mapping[str, float] | None = None,
+) -> Problem:
+    """Return the problem of arrays A, B, D and, if given, C, bias, workspace and the inputs of an expression.
+
+    Fields: the name of an input has INPUT before it; `scalars` are those that are numbers.
 
     Raises: ProblemError if the variant does not support their shapes, types or contiguous axes.
     """
@@ -185,7 +206,54 @@ def problem_of(traits: LaunchTraits, views: Mapping[str, View], alpha: float = 1
             raise ProblemError(f"{traits.symbol}: bias is not contiguous (stride {bias.strides[-1]})")
         kind = bias_kind_of(views) if traits.bias in ("none", LAUNCH) else traits.bias
         problem = replace(problem, bias=bias.pointer, batch_stride_bias=_batch_stride(bias, 1), bias_kind=kind)
-    return problem
+    return replace(problem, aux=_aux_of(traits, views, scalars or {}, (m, n, batch)))
+
+
+def _aux_of(
+    traits: LaunchTraits, views: Mapping[str, View], scalars: Mapping[str, float], sizes: tuple[int, int, int]
+) -> tuple[Aux, ...]:
+    """Return the inputs of an expression in its order. Raises: ProblemError for missing, unknown or unfit ones."""
+    operands = traits.epilogue.operands if traits.epilogue else ()
+    given = {*scalars, *(name.removeprefix(INPUT) for name in views if name.startswith(INPUT))}
+    names = {one.name: one for one in operands}
+    wrong = [f"input {name} is missing" for name in names if name not in given]
+    known = ", ".join(names) or "none"
+    wrong += [f"there is no input {name}: the inputs are {known}" for name in sorted(given - names.keys())]
+    wrong += [
+        f"input {name} is a number: pass an array" for name in scalars if name in names and names[name].kind != "scalar"
+    ]
+    if wrong:
+        raise ProblemError(f"{traits.symbol}: {'; '.join(wrong)}")
+    return tuple(
+        Aux(value=scalars[one.name])
+        if one.name in scalars
+        else _aux_array(traits, views[INPUT + one.name], one, *sizes)
+        for one in operands
+    )
+
+
+def _aux_array(traits: LaunchTraits, array: View, given: Input, m: int, n: int, batch: int) -> Aux:
+    shape = {"scalar": (), "row": (n,), "column": (m,), "matrix": (m, n)}[given.kind]
+    dtype = "f32" if given.kind == "scalar" else given.of(traits.dtype_d)
+    legal = [shape, (1, *shape), (batch, *shape)] + ([(m, 1)] if given.kind == "column" else [])
+    wrong = []
+    if array.shape not in legal:
+        wrong.append(f"is {array.shape}, not {(batch, *shape) if batch > 1 else shape}")
+    if array.dtype != dtype:
+        wrong.append(f"is {array.dtype}, not {dtype}")
+    if wrong:
+        raise ProblemError(f"{traits.symbol}: input {given.name} {' and '.join(wrong)}")
+    if given.kind == "column" and array.shape == (m, 1):  # its rows are the elements
+        array = replace(array, shape=(m,), strides=array.strides[:1])
+    if shape and array.shape[-1] > 1 and array.strides[-1] != 1:
+        raise ProblemError(
+            f"{traits.symbol}: input {given.name} is not contiguous (stride {array.strides[-1]}): copy it"
+        )
+    leading = 0
+    if given.kind == "matrix":
+        align = aux_align(traits, dtype)
+        leading = array.strides[-2] if m > 1 else -(-n // align) * align
+    return Aux(array.pointer, leading, _batch_stride(array, len(shape)))
 
 
 def bias_kind_of(views: Mapping[str, View]) -> str:
@@ -267,10 +335,11 @@ def device_of(views: Mapping[str, View]) -> int:
 # ==== Repeated launches ====
 
 Addresses = tuple[int, ...]
-"""The addresses of a, b, c, d, bias and workspace."""
+"""The addresses of a, b, c, d, bias and workspace, then those of an expression's inputs; 0 for numbers."""
 _NAMES = ("a", "b", "c", "d", "bias", "workspace")
 _ADDRESSES = struct.Struct("<6Q")
 """The first fields of a packed Problem, in the order of _NAMES."""
+_ADDRESS = struct.Struct("<Q")
 _ATTRIBUTE_BYTES = 72
 """The size of CUlaunchAttribute. Source: cuda.h of CUDA 12 and 13."""
 _SOMEWHERE = 1 << 63
@@ -314,6 +383,8 @@ class Launcher:
         self._a_bytes, self._b_bytes, self._c_bytes, self._d_bytes, self._bias_bytes = (
             spans.get(name, 0) for name in ("A", "B", "C", "D", "bias")
         )
+        operands = traits.epilogue.operands if traits.epilogue else ()
+        self._input_bytes = tuple(spans.get(INPUT + one.name, 0) for one in operands)
         self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
         self.workspace_bytes = needed
         self._shared_workspace = needed > 0 and not self._workspace_of  # with arrays of the caller, which may overlap
@@ -326,7 +397,7 @@ class Launcher:
     def launch(self, addresses: Addresses, stream: int) -> None:
         """Launch on a stream without waiting. Raises ProblemError if D overlaps an operand, or DeviceError."""
         if self._workspace_of:
-            addresses = (*addresses[:-1], self._workspace_of(self.ordinal, stream))
+            addresses = (*addresses[:5], self._workspace_of(self.ordinal, stream), *addresses[6:])
         try:
             slot = self._free.pop()  # no other thread uses it until it is put back
         except IndexError:
@@ -376,18 +447,22 @@ class Launcher:
 
     def _write(self, slot: _Slot, addresses: Addresses) -> None:
         """Check that D overlaps no operand, and write the addresses into a launch's arguments and tensor maps."""
-        a, b, c, d, bias, _ = addresses
+        a, b, c, d, bias, _, *inputs = addresses
         end = d + self._d_bytes
         if (
             (a < end and d < a + self._a_bytes)
             or (b < end and d < b + self._b_bytes)
             or (c < end and d < c + self._c_bytes and not (c == d and self._c_may_be_d))
             or (bias < end and d < bias + self._bias_bytes)
+            or any(one < end and d < one + size for one, size in zip(inputs, self._input_bytes))
             or self._shared_workspace
         ):  # the ranges overlap, but D may lie between the rows of another matrix: check exactly
-            given = replace(self.problem, **dict(zip(_NAMES, addresses)))
+            aux = tuple(replace(one, pointer=at) for one, at in zip(self.problem.aux, inputs))
+            given = replace(self.problem, **dict(zip(_NAMES, addresses)), aux=aux)
             check(given, self.kernel.traits, self.workspace_size)
-        _ADDRESSES.pack_into(slot.problem, 0, *addresses)
+        _ADDRESSES.pack_into(slot.problem, 0, *addresses[:6])
+        for at, address in enumerate(inputs):
+            _ADDRESS.pack_into(slot.problem, PROBLEM_BYTES + at * AUX_BYTES, address)
         if self._encoders:
             known_a, known_b, known_d = self._encoded
             try:
@@ -400,7 +475,7 @@ class Launcher:
         """Launch with the device's context made current, and its counters zeroed."""
         with self._device.current():
             if self._zeroed_bytes:
-                done = driver().cuMemsetD8Async(slot.addresses[-1], 0, self._zeroed_bytes, slot.config.hStream)
+                done = driver().cuMemsetD8Async(slot.addresses[5], 0, self._zeroed_bytes, slot.config.hStream)
                 checked(done, "zero the counters")
             return self._launch_kernel(slot.config, self._handle, slot.address, 0)[0]
 
@@ -419,7 +494,7 @@ class _Slot:
 
     def __init__(self, packed: bytes, config: object, stream: int, maps: bool) -> None:
         self.config, self.stream = config, stream
-        self.problem = (ctypes.c_char * PROBLEM_BYTES).from_buffer_copy(packed)
+        self.problem = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
         self.maps = ctypes.create_string_buffer(MAP_BYTES * len(OPERANDS))
         self.addresses: Addresses = ()
         parameters = [ctypes.addressof(self.problem), *([ctypes.addressof(self.maps)] if maps else [])]

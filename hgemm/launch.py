@@ -13,9 +13,10 @@ from typing import Any
 
 from hgemm.device import checked, driver, open_device
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import Input
 from hgemm.errors import ProblemError
-from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, LaunchTraits, TensorMapRule
-from hgemm.problem import MAX_EXTENT, LaunchOptions, Problem
+from hgemm.launch_traits import INPUT, MAX_MAP_STRIDE_BYTES, VECTOR_BYTES, LaunchTraits, TensorMapRule
+from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem
 
 # ==== The matrices of a problem in memory ====
 
@@ -89,7 +90,27 @@ def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
     if bias != "none":
         extent = p.n if bias == "row" else p.m
         found.append(Matrix("bias", p.bias, 1, extent, extent, p.batch, p.batch_stride_bias, bytes_d, 1))
+    operands = traits.epilogue.operands if traits.epilogue else ()
+    found += [
+        _aux_matrix(traits, p, one, aux) for one, aux in zip(operands, p.aux) if one.kind != "scalar" or aux.pointer
+    ]
     return {matrix.name: matrix for matrix in found}
+
+
+def _aux_matrix(traits: LaunchTraits, problem: Problem, given: Input, aux: Aux) -> Matrix:
+    dtype = "f32" if given.kind == "scalar" else given.of(traits.dtype_d)
+    size, rows, align = DTYPES[dtype].bytes, 1, 1
+    columns = {"scalar": 1, "row": problem.n, "column": problem.m, "matrix": problem.n}[given.kind]
+    leading = columns
+    if given.kind == "matrix":
+        rows, align = problem.m, aux_align(traits, dtype)
+        leading = aux.leading if rows > 1 else -(-columns // align) * align
+    return Matrix(INPUT + given.name, aux.pointer, rows, columns, leading, problem.batch, aux.batch_stride, size, align)
+
+
+def aux_align(traits: LaunchTraits, dtype: str) -> int:
+    """Return the alignment of a matrix of an expression: that of D in elements, but at most 16 bytes."""
+    return min(traits.align_d, VECTOR_BYTES // DTYPES[dtype].bytes)
 
 
 def bias_of(traits: LaunchTraits, problem: Problem) -> str:
@@ -104,9 +125,10 @@ def overlaps(places: dict[str, Matrix]) -> Iterator[str]:
     d = places["D"]
     if not _batches_apart(d):
         yield "D's batches overlap: use a batch stride of at least one matrix"
-    same = ("pointer", "leading", "batch_stride")
+    same = ("pointer", "rows", "columns", "leading", "batch_stride", "element_bytes")
     for name, other in places.items():
-        in_place = name == "C" and all(getattr(other, field) == getattr(d, field) for field in same)
+        may_be_d = name == "C" or name.startswith(INPUT)
+        in_place = may_be_d and all(getattr(other, field) == getattr(d, field) for field in same)
         if name != "D" and not in_place and not _apart(d, other):
             yield f"D overlaps {name}"
 
@@ -180,10 +202,17 @@ def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     for name in ("alpha", "beta"):
         if DTYPES["f32"].largest < abs(getattr(problem, name)) < float("inf"):
             yield f"{name} {getattr(problem, name)} overflows f32"
-    if problem.beta != 0 and not traits.beta:
+    if problem.beta != 0 and not traits.takes_beta:
         yield f"beta is {problem.beta}, but the variant does not add C: generate one with --beta on"
     if problem.bias and traits.bias == "none":
         yield "bias is given, but the variant adds none: generate one with --bias row or column"
+    operands = traits.epilogue.operands if traits.epilogue else ()
+    if len(problem.aux) != len(operands):
+        names = ", ".join(one.name for one in operands)
+        yield f"the problem has {len(problem.aux)} inputs of an expression: the variant takes {names or 'none'}"
+    for one, aux in zip(operands, problem.aux):
+        if one.kind == "scalar" and DTYPES["f32"].largest < abs(aux.value) < float("inf"):
+            yield f"{one.name} {aux.value} overflows f32"
 
 
 def _workspace_violations(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import NONE, Epilogue, EpilogueError, Input, parse_epilogue
 from hgemm.errors import LibraryError
 from hgemm.problem import LAUNCH
 from hgemm.record import current_rule, current_spec
@@ -14,6 +15,8 @@ from hgemm.record import current_rule, current_spec
 GRID_RULES = ("one_tile", "persistent", "split_k", "split_k_cluster", "stream_k", LAUNCH)
 VECTOR_BYTES = 16
 """The size of one vectorized copy. Operands with this alignment need no unaligned copies."""
+INPUT = "input "
+"""Precedes the name of an input of an expression among the operands of a launch."""
 MAX_MAP_STRIDE_BYTES = 2**40
 """TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
@@ -50,7 +53,8 @@ class LaunchTraits:
         previous one in its stream has ended (programmatic dependent launch). `max_ctas` limits the grid of a stream-K
         variant, because its workspace has room for that many; 0 is no limit. `persistent` CTAs compute tiles until none is
         left. `partial_bytes` are those of a tile's partial accumulators in a workspace, 0 if it never needs one. `raster` is
-        that of the spec. Grid rule, raster and bias `launch` leave the decision to each launch.
+        that of the spec. Grid rule, raster and bias `launch` leave the decision to each launch. With
+        an `epilogue`, D is its expression; beta, bias and activation are then off.
     """
 
     symbol: str
@@ -86,6 +90,7 @@ class LaunchTraits:
     stages: int = 1
     mma: str = ""
     last_k_tile_first: bool = False
+    epilogue: Epilogue | None = None
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> LaunchTraits:
@@ -118,7 +123,10 @@ class LaunchTraits:
                 stages=int(spec.get("stages", 1)),
                 mma=spec.get("mma", ""),
                 last_k_tile_first=_last_k_tile_first(record, spec),
+                epilogue=parse_epilogue(spec.get("epilogue", NONE)),
             )
+        except EpilogueError as error:
+            raise LibraryError(f"the record of {record.get('symbol')}: {error}: regenerate the variant") from None
         except (KeyError, IndexError, ValueError) as error:
             raise LibraryError(f"the record of {record.get('symbol')} has no {error}: regenerate the variant") from None
         if traits.grid_rule not in GRID_RULES:
@@ -161,6 +169,22 @@ class LaunchTraits:
     @property
     def decides_bias(self) -> bool:
         return self.bias == LAUNCH
+
+    @property
+    def takes_beta(self) -> bool:
+        """Whether D depends on the problem's beta."""
+        return self.beta or bool(self.epilogue and self.epilogue.takes("beta"))
+
+    @property
+    def matrices(self) -> tuple[Input, ...]:
+        """The matrices that the expression of D reads."""
+        return tuple(one for one in self.epilogue.operands if one.kind == "matrix") if self.epilogue else ()
+
+    @property
+    def overwritten(self) -> str:
+        """The operand whose memory D may share: C, or the first matrix of an expression with D's type; "" if there is none."""
+        like_d = (INPUT + one.name for one in self.matrices if one.of(self.dtype_d) == self.dtype_d)
+        return "c" if self.beta else next(like_d, "")
 
     @property
     def cluster_ctas(self) -> int:

@@ -20,9 +20,9 @@ from typing import Any
 
 from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
 from hgemm.dispatch_table import DispatchTable
-from hgemm.errors import LibraryError, RequestError, library_suffix, regenerate_hint
+from hgemm.errors import LibraryError, ProblemError, RequestError, library_suffix, regenerate_hint
 from hgemm.growth import GrowingSelector, Growth, default_library
-from hgemm.kernel import Kernel
+from hgemm.kernel import Kernel, split_inputs
 from hgemm.matmul import LaunchCache, MatmulOptions, MatmulPlan, empty_product, launcher_of, make_plan
 from hgemm.measured import read_sessions
 from hgemm.model.kernel import by_wgmma
@@ -310,7 +310,13 @@ class Library:
     @cached_property
     def _launch_cache(self) -> LaunchCache:
         return LaunchCache(
-            lambda views, device, options, allocate: launcher_of(self, views, device, MatmulOptions(*options), allocate)
+            lambda views, device, options, allocate: launcher_of(
+                self,
+                views,
+                device,
+                options if isinstance(options, MatmulOptions) else MatmulOptions(*options),
+                allocate,
+            )
         )
 
     @cached_property
@@ -386,6 +392,8 @@ class Library:
         precision: str = "",
         batch_invariant: bool = False,
         cublas_order: bool = False,
+        epilogue: Any = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Launch out = activation(alpha * a b + beta * c + bias) with the best variant, and return `out` without waiting.
 
@@ -396,6 +404,10 @@ class Library:
         their 24 significant bits. With `batch_invariant`, the bits of a row of `out` depend on that row of `a`, on b, n and k, but
         not on m or the batch. `cublas_order` prefers kernels that sum k as the unsplit kernels of cuBLASLt do.
 
+        With an `epilogue`, out is that expression instead: a Python function, a text, or a traced function (see
+        hgemm.epilogue_language). `inputs` are its inputs by name: arrays, and numbers for scalars. `bias` and `c` may be among
+        them. The library needs a variant of this expression.
+
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
             One of the last two axes of a and b is contiguous; the last one of out and c is.
         Raises: ProblemError if the arrays do not form a product, UnsupportedError if no variant supports it, DeviceError if
@@ -403,10 +415,39 @@ class Library:
         """
         if out is None:
             out = empty_product(a, b)
+        if epilogue is not None:
+            return self._matmul_expression(
+                (a, b, out, workspace, stream),
+                epilogue,
+                {"bias": bias, "c": c, "activation": activation},
+                inputs or {},
+                (alpha, beta, "none", precision, batch_invariant, cublas_order),
+            )
+        if inputs:
+            raise ProblemError("inputs are those of an epilogue: pass it, too")
         return self._launch_cache.run(
             *(a, b, out, bias, c, workspace, stream),
             (alpha, beta, activation or "none", precision, batch_invariant, cublas_order),
         )
+
+    def _matmul_expression(
+        self, given: tuple, epilogue: Any, beside: Mapping[str, Any], inputs: Mapping[str, Any], options: tuple
+    ) -> Any:
+        """Launch the variant of an expression. `beside` are arguments that the expression may take, too."""
+        from hgemm.epilogue_language import as_epilogue  # most programs need no tracer
+
+        expression = as_epilogue(epilogue)
+        if expression is None:
+            raise ProblemError("the epilogue is none: leave it out")
+        named = {**{name: one for name, one in beside.items() if one is not None}, **inputs}
+        arrays, numbers = split_inputs(named)
+        names = [one.name for one in expression.operands]
+        if unknown := named.keys() - {*names}:
+            raise ProblemError(
+                f"the epilogue has no {', '.join(sorted(unknown))}: its inputs are {', '.join(names) or 'none'}"
+            )
+        whole = MatmulOptions(*options, expression.text, tuple(sorted(numbers.items())))
+        return self._launch_cache.run_expression(*given, whole, {name: arrays.get(name) for name in names})
 
     def plan(
         self,

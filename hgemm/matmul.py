@@ -15,8 +15,10 @@ from hgemm.arrays import ARRAY_ADAPTERS, Signature, View, stream_handle
 from hgemm.capture import preparing
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
+from hgemm.epilogue import NONE, Epilogue, parse_epilogue
 from hgemm.errors import ProblemError, unknown_word
 from hgemm.kernel import Addresses, Kernel, Launcher, bias_kind_of, device_of, problem_of
+from hgemm.launch_traits import INPUT
 from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target, with_dense_strides
@@ -80,6 +82,27 @@ class LaunchCache:
             launcher.launch(addresses, stream)
         return out
 
+    def run_expression(
+        self, a: Any, b: Any, out: Any, workspace: Any, stream: Any, options: MatmulOptions, arrays: Mapping[str, Any]
+    ) -> Any:
+        """Launch a variant with an expression, as `run`. `arrays` has each input by name in order, None for numbers."""
+        adapter = ARRAY_ADAPTERS[type(out)]
+        out_signature = adapter.read(out)
+        given = (
+            _read(a),
+            _read(b),
+            out_signature,
+            (_ABSENT, _ABSENT, *map(_read, (workspace, *arrays.values()))),
+            options,
+        )
+        handle = adapter.stream(out_signature) if stream is None else stream_handle(stream)
+        launcher, addresses = self._find(
+            given, (a, b, out, None, None, workspace, *arrays.values()), handle, (*arrays,)
+        )
+        if launcher is not None:
+            launcher.launch(addresses, handle)
+        return out
+
     def bind(
         self, a: Any, b: Any, out: Any, bias: Any = None, c: Any = None, workspace: Any = None
     ) -> Callable[..., Any]:
@@ -102,13 +125,15 @@ class LaunchCache:
 
         return run
 
-    def _find(self, given: tuple, arrays: tuple, stream: int) -> tuple[Launcher | None, Addresses]:
+    def _find(
+        self, given: tuple, arrays: tuple, stream: int, inputs: tuple[str, ...] = ()
+    ) -> tuple[Launcher | None, Addresses]:
         """Return the launcher of a call, None if D is empty, and the addresses to launch it with."""
         (a, *like_a), (b, *like_b), (d, *like_d), others, options = given
         bias = c = workspace = 0
-        more = None
+        more, more_addresses = None, ()
         if others is not None:
-            bias, c, workspace = (read[0] for read in others)
+            bias, c, workspace, *more_addresses = (read[0] for read in others)
             more = tuple((*read[1:], read[0] & _ALIGN_BITS) for read in others)
         low: Hashable = (a | b | d) & _ALIGN_BITS
         if low:
@@ -117,13 +142,14 @@ class LaunchCache:
         found = self._launchers.get(key, _UNKNOWN)
         if found is _UNKNOWN:
             with preparing(stream) as preparation:
+                names = (*_NAMES, *(INPUT + name for name in inputs))
                 found = self._add(
-                    key, {name: array for name, array in zip(_NAMES, arrays) if array is not None}, options
+                    key, {name: array for name, array in zip(names, arrays) if array is not None}, options
                 )
             if preparation.forbidden:  # a later call finds a better kernel
                 self._launchers.pop(key, None)
-                return found, (a, b, c, d, bias, workspace)
-        addresses = (a, b, c, d, bias, workspace)
+                return found, (a, b, c, d, bias, workspace, *more_addresses)
+        addresses = (a, b, c, d, bias, workspace, *more_addresses)
         self._last = (given, found, addresses)
         return found, addresses
 
@@ -224,6 +250,8 @@ def make_plan(
     """
     automatic_bytes = library.workspace_bytes if workspace_bytes is None else 0
     workspace_bytes = automatic_bytes if workspace_bytes is None else workspace_bytes
+    if kind.epilogue != NONE:
+        raise ProblemError("a plan takes no epilogue: call matmul with it")
     problem = with_dense_strides(problem, kind)
     target = Target.of(open_device(device))
     query = SelectionQuery.of(kind, problem, workspace_bytes)
@@ -241,7 +269,7 @@ PRECISIONS = ("", "tf32")
 
 @dataclass(frozen=True)
 class MatmulOptions:
-    """The arguments of a product apart from its arrays."""
+    """The arguments of a product apart from its arrays. `epilogue` is the text of an expression, `scalars` its numbers."""
 
     alpha: float = 1.0
     beta: float = 0.0
@@ -249,6 +277,13 @@ class MatmulOptions:
     precision: str = ""
     batch_invariant: bool = False
     cublas_order: bool = False
+    epilogue: str = NONE
+    scalars: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def expression(self) -> Epilogue | None:
+        """The expression of D, if any."""
+        return parse_epilogue(self.epilogue)
 
 
 @dataclass(frozen=True)
@@ -260,6 +295,7 @@ class MatmulRequest:
     align_a: int = 1
     align_b: int = 1
     align_d: int = 1
+    epilogue: Epilogue | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kind, name)
@@ -290,7 +326,10 @@ def launcher_of(
         queries = [_independent_of_rows(queries)]
     choice = selector.choose_any(queries)
     kernel = library.kernel(choice.symbol)
-    problem = replace(problem_of(kernel.traits, views, options.alpha, options.beta), options=choice.options)
+    if kernel.traits.epilogue != options.expression:  # kinds have its hash only
+        raise ProblemError(f"{choice.symbol} has another expression: {kernel.traits.epilogue}")
+    problem = problem_of(kernel.traits, views, options.alpha, options.beta, dict(options.scalars))
+    problem = replace(problem, options=choice.options)
     return _with_workspace(kernel, problem, device, views, library.workspace_bytes, allocate)
 
 
@@ -330,9 +369,10 @@ def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterato
             raise ProblemError(f"{name} has {len(views[name].shape)} axes: pass 2, or 3 with a batch")
     a_words, b_words = _contiguous(views["A"], "A", "tn"), _contiguous(views["B"], "B", "tn")
     bias = bias_kind_of(views) if "bias" in views else "none"
+    epilogue = options.expression.hash if options.expression else NONE
     types = (*(_multiplied(views[name].dtype, name, options) for name in "AB"), views["D"].dtype)
     for letters in product(a_words, b_words):
-        yield Kind("".join(letters), *types, bias=bias, activation=options.activation)
+        yield Kind("".join(letters), *types, bias=bias, activation=options.activation, epilogue=epilogue)
 
 
 def _multiplied(dtype: str, name: str, options: MatmulOptions) -> str:
@@ -347,6 +387,8 @@ def _multiplied(dtype: str, name: str, options: MatmulOptions) -> str:
 
 def fold_batch(views: Mapping[str, View]) -> dict[str, View]:
     """Fold the batch of A, C and D into their rows if all share one B. The result is one larger product."""
+    if any(name.startswith(INPUT) for name in views):  # a column, or a matrix, does not fold
+        return dict(views)
     a, b, d = (views[name] for name in "ABD")
     shared = len(b.shape) == 2 or b.shape[0] == 1 or b.strides[0] == 0
     row_bias = "bias" not in views or views["bias"].shape == b.shape[-1:]
@@ -385,8 +427,14 @@ def _is_contiguous(matrix: View, axis: int) -> bool:
 
 
 def _query(kind: Kind, views: Mapping[str, View], options: MatmulOptions, workspace_bytes: int) -> SelectionQuery:
-    problem = problem_of(MatmulRequest(kind), views, options.alpha, options.beta)
-    if options.beta and "C" not in views:
+    expression = options.expression
+    request = MatmulRequest(kind, epilogue=expression)
+    problem = problem_of(request, views, options.alpha, options.beta, dict(options.scalars))
+    if expression:
+        for name, value, neutral in (("alpha", options.alpha, 1.0), ("beta", options.beta, 0.0)):
+            if value != neutral and not expression.takes(name):
+                raise ProblemError(f"{name} is {value}, but the epilogue has no {name}: {expression.formula}")
+    elif options.beta and "C" not in views:
         raise ProblemError(f"beta is {options.beta}, but there is no C: pass c, which may be out itself")
-    query = SelectionQuery.of(kind, problem, workspace_bytes)
+    query = SelectionQuery.of(kind, problem, workspace_bytes, expression)
     return replace(query, batch_invariant=options.batch_invariant, cublas_order=options.cublas_order)

@@ -5,6 +5,7 @@ The tuples of words below define the layouts, types, biases and activations. Spe
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +13,29 @@ from functools import cached_property
 from typing import Any
 
 from hgemm.dtypes import OUTPUTS, stored_dtype
-from hgemm.errors import unknown_word
+from hgemm.epilogue import HASH_DIGITS, NONE
+from hgemm.errors import RequestError, unknown_word
 
 MAX_EXTENT = 2**31 - 1024
 """Largest m, n, k and batch. Kernels round up to a cluster of 4 tiles of 256 in 32-bit indices. hgemm.h has the same limit."""
 PROBLEM_BYTES = 160
 _LAYOUT = struct.Struct("<6Q4q5q4i2f2IiI")
+AUX_BYTES = 32
+_AUX = struct.Struct("<Qqqf4x")
+
+
+@dataclass(frozen=True)
+class Aux:
+    """One input of a kernel's expression, as struct Aux of templates/common/expression.cuh.
+
+    Units: `pointer` is a device address; strides count elements. A batch stride of 0 uses one input for the whole batch.
+    Fields: a scalar without a pointer has this `value`.
+    """
+
+    pointer: int = 0
+    leading: int = 0
+    batch_stride: int = 0
+    value: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +71,7 @@ class Problem:
     Units: pointers are device addresses, 0 for none. Leading dimensions and batch strides count elements. A batch stride of 0
         uses one matrix for the whole batch.
     Fields: `bias_kind` and `options` matter to kernels that leave them to the launch. Without options, a launch takes the
-        defaults (hgemm.dispatch_table.default_options).
+        defaults (hgemm.dispatch_table.default_options). `aux` are the inputs of the kernel's expression, in its order.
     """
 
     m: int
@@ -79,9 +97,10 @@ class Problem:
     beta: float = 0.0
     bias_kind: str = "none"
     options: LaunchOptions | None = None
+    aux: tuple[Aux, ...] = ()
 
     def pack(self) -> bytes:
-        """Return the PROBLEM_BYTES that the kernel takes by value."""
+        """Return what the kernel takes by value: PROBLEM_BYTES, and AUX_BYTES for each input of an expression."""
         pointers = (self.a, self.b, self.c, self.d, self.bias, self.workspace)
         leading = (self.lda, self.ldb, self.ldc, self.ldd)
         strides = (
@@ -99,7 +118,8 @@ class Problem:
             options.raster_tiles,
             BIASES.index(self.bias_kind) if self.bias else 0,
         )
-        return _LAYOUT.pack(*pointers, *leading, *strides, *sizes, self.alpha, self.beta, *at_launch)
+        packed = _LAYOUT.pack(*pointers, *leading, *strides, *sizes, self.alpha, self.beta, *at_launch)
+        return packed + b"".join(_AUX.pack(one.pointer, one.leading, one.batch_stride, one.value) for one in self.aux)
 
     @property
     def flops(self) -> float:
@@ -155,6 +175,8 @@ _WORDS = {
 }
 """The fields of a kind in the order of their digits in `Kind.code`, the lowest first."""
 DIGIT_BITS = 4
+EPILOGUE_SHIFT = DIGIT_BITS * len(_WORDS)
+_HASH = re.compile(rf"[0-9a-f]{{{HASH_DIGITS}}}")
 ACC_SHIFT = DIGIT_BITS * list(_WORDS).index("acc")
 ACC_MASK = (1 << DIGIT_BITS) - 1 << ACC_SHIFT
 BIAS_SHIFT = DIGIT_BITS * list(_WORDS).index("bias")
@@ -165,9 +187,9 @@ BIAS_AT_LAUNCH = len(BIASES) << BIAS_SHIFT
 
 @dataclass(frozen=True)
 class Kind:
-    """What a product computes, apart from its sizes: layout, types, accumulation, bias and activation.
+    """What a product computes, apart from its sizes: layout, types, accumulation, bias and activation, or an expression.
 
-    Kernels with bias `launch` support every bias.
+    Kernels with bias `launch` support every bias. `epilogue` is the hash of an expression (hgemm.epilogue).
 
     Raises: RequestError for an unknown word.
     """
@@ -179,8 +201,11 @@ class Kind:
     acc: str = "f32"
     bias: str = "none"
     activation: str = "none"
+    epilogue: str = NONE
 
     def __post_init__(self) -> None:
+        if self.epilogue != NONE and not _HASH.fullmatch(self.epilogue):
+            raise RequestError(f"epilogue {self.epilogue!a:.20} is not the hash of an expression")
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
                 raise unknown_word(name, getattr(self, name), words)
@@ -188,13 +213,15 @@ class Kind:
     @classmethod
     def from_code(cls, code: int) -> Kind:
         """Return the kind that has this `code`."""
-        return cls(**{name: kind_word(code, name) for name in _WORDS})
+        digits = f"{code >> EPILOGUE_SHIFT:x}"[1:]
+        return cls(**{name: kind_word(code, name) for name in _WORDS}, epilogue=digits or NONE)
 
     @cached_property
     def code(self) -> int:
-        """The kind as one number, with DIGIT_BITS per field."""
+        """The kind as one number, with DIGIT_BITS per field, and the hash of an expression above them."""
         digits = [words.index(getattr(self, name)) for name, words in _WORDS.items()]
-        return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits))
+        epilogue = 0 if self.epilogue == NONE else int(f"1{self.epilogue}", 16)  # the 1 keeps zeros
+        return sum((digit << DIGIT_BITS * place for place, digit in enumerate(digits)), epilogue << EPILOGUE_SHIFT)
 
     @property
     def cover_options(self) -> str:
@@ -206,6 +233,7 @@ class Kind:
     def __str__(self) -> str:
         types = f"{self.layout} {self.dtype_a}" + (f"*{self.dtype_b}" if self.dtype_b != self.dtype_a else "")
         extras = [f"bias {self.bias}"] * (self.bias != "none") + [self.activation] * (self.activation != "none")
+        extras += [f"epilogue {self.epilogue}"] * (self.epilogue != NONE)
         return " ".join([f"{types}->{self.dtype_d} acc {self.acc}", *extras])
 
 

@@ -31,6 +31,7 @@ from hgemm.checks import (
     text,
 )
 from hgemm.consistency import contradiction
+from hgemm.epilogue import parse_epilogue
 from hgemm.errors import DEFAULT_LIBRARY, LibraryError, regenerate_hint
 
 # ==== The schema of record.json ====
@@ -492,6 +493,7 @@ SPEC_DEFAULTS = {
     "prefetch": True,
     "smem_alloc": "dynamic",
     "form": "atoms",
+    "epilogue": "none",
 }
 """Fields of a spec that its hash leaves out if they have these values."""
 _HASHED_SYMBOL = re.compile(r"hgemm_sm\w*_([0-9a-f]{8})", re.ASCII)
@@ -532,6 +534,8 @@ def flatten(data: dict[str, Any]) -> dict[str, Scalar]:
     for section, values in sections:
         for name, value in values.items():
             flat[f"{section}_{name}" if name in flat else name] = value
+    if str(flat.get("epilogue", "")).startswith("{"):
+        flat["epilogue"] = str(parse_epilogue(str(flat["epilogue"])))
     return flat
 
 

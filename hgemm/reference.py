@@ -42,12 +42,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hgemm.dtypes import DTYPES, Dtype, representable, truncated, truncation_error
+from hgemm.epilogue_reference import Interval, evaluate
 from hgemm.errors import HgemmError
 from hgemm.launch_traits import LaunchTraits
 
@@ -88,8 +89,8 @@ class Reference:
         error = np.abs(found - self.values)
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = np.where(error == 0.0, 0.0, error / self.limit(found))
-        ratio[np.isposinf(self.bound)] = 0.0
-        ratio[np.isnan(found)] = np.inf
+        ratio[np.broadcast_to(np.isposinf(self.bound), ratio.shape)] = 0.0
+        ratio[np.isnan(found) & ~np.isnan(self.values)] = np.inf
         return ratio
 
 
@@ -110,8 +111,9 @@ def _power_of_two(x: np.ndarray) -> np.ndarray:
 class Operands:
     """The operands in float64.
 
-    Shapes: a (batch, m, k), b (batch, k, n), c (batch, m, n), bias (batch, 1, n) or (batch, m, 1). A batch of 1 is shared. If a
-        or b has fewer matrices than `batch`, they repeat.
+    Shapes: a (batch, m, k), b (batch, k, n), c (batch, m, n), bias (batch, 1, n) or (batch, m, 1); `inputs` of an expression
+        by name: scalars (batch, 1, 1), the others as C and bias. A batch of 1 is shared. If a or b has fewer matrices than
+        `batch`, they repeat.
     """
 
     a: np.ndarray
@@ -121,6 +123,7 @@ class Operands:
     alpha: float = 1.0
     beta: float = 0.0
     batch: int = 1
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None = None, splits: int = 1) -> Reference:
@@ -133,15 +136,19 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
             reference(replace(traits, grid_rule="split_k", splits=count), operands, rows) for count in (1, splits)
         )
         return replace(split, bound=np.maximum(whole.bound, split.bound))
-    a, c, bias = operands.a, operands.c, operands.bias
+    a, c, bias, inputs = operands.a, operands.c, operands.bias, operands.inputs
     if rows is not None:
         a = a[:, rows]
         c = None if c is None else c[:, rows]
         bias = bias[:, rows] if bias is not None and bias.shape[1] > 1 else bias
+        inputs = {name: one[:, rows] if one.shape[1] > 1 else one for name, one in inputs.items()}
     product, error = accumulate(traits, a, operands.b)
     if 1 < len(product) < operands.batch:
         at = np.arange(operands.batch) % len(product)
         product, error = product[at], error[at]
+    if traits.epilogue:
+        scalars = {"alpha": np.float32(operands.alpha), "beta": np.float32(operands.beta)}
+        return apply_expression(traits, product, error, {**scalars, **inputs})
     return apply_epilogue(traits, product, error, operands.alpha, operands.beta, c, bias)
 
 
@@ -401,6 +408,18 @@ def apply_epilogue(
     error = activation.steepest * error + activation.error * (1 + np.abs(x) + error)
     overflows = np.abs(y) * (1 + out.roundoff) + error + out.underflow > out.largest
     return Reference(y, np.where(overflows, np.inf, error), traits.dtype_d)
+
+
+def apply_expression(
+    traits: LaunchTraits, product: np.ndarray, error: np.ndarray, inputs: Mapping[str, np.ndarray]
+) -> Reference:
+    """Return the expression of a kernel with its bound. Where there is no bound, the value is NaN, and any result passes."""
+    found, out = evaluate(traits.epilogue, Interval.around(product, error), inputs), DTYPES[traits.dtype_d]
+    largest = np.maximum(np.abs(found.low), np.abs(found.high))
+    unknown = ~(largest <= out.largest)
+    return Reference(
+        np.where(unknown, np.nan, found.exact), np.where(unknown, np.inf, found.error + _TINY), traits.dtype_d
+    )
 
 
 def _is_power_of_two(x: float) -> bool:

@@ -29,6 +29,7 @@ from hgemm.dispatch_table import (
     launch_clocks,
 )
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import NONE
 from hgemm.errors import DEFAULT_LIBRARY, UnsupportedError, library_suffix
 from hgemm.invariance import KOrder, chosen_order, keeps_order, order_key, order_of
 from hgemm.measured_options import MeasuredOptions, options_of
@@ -278,6 +279,8 @@ class Selector:
         if not kinds:
             archs = sorted({group.arch for group in self.table.groups})
             return f"no variant runs on {self.target.name}: the library has {', '.join(archs) or 'none'}"
+        if query.kind.epilogue != NONE and not any(kind_supports(kind, query.kind.code) for kind in kinds):
+            return f"no variant computes {query.kind} on {self.target.name}: make one with `generate --epilogue`"
         if query.kind.dtype_a != query.kind.dtype_b or query.kind.dtype_a == "f32":
             return f"no kernel computes {query.kind}: use f16 or bf16 for both A and B, or f32 with precision tf32"
         cover = (
@@ -337,6 +340,8 @@ _WGMMA_COPY_BYTES = 4
 def wgmma_computes(query: SelectionQuery) -> bool:
     """Return whether kernels on wgmma can be built for a query."""
     kind, size = query.kind, DTYPES[query.kind.dtype_a].bytes
+    if kind.epilogue != NONE:  # nothing generates one on its own
+        return False
     aligned = min(query.align_a, query.align_b) * size >= _WGMMA_COPY_BYTES
     layouts = ("tn",) if kind.dtype_a == "tf32" else LAYOUTS
     return aligned and kind.dtype_a == kind.dtype_b and kind.layout in layouts and query.k > 0 and query.mappable

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 from hgemm.device import Device
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import Epilogue
 from hgemm.errors import RequestError
 from hgemm.gpus import TYPICAL
-from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
+from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, VECTOR_BYTES
 from hgemm.model.predict import SECTOR_BYTES
 from hgemm.octave_grid import Point, point
-from hgemm.problem import Kind, Problem
+from hgemm.problem import Aux, Kind, Problem
 
 # ==== The target device ====
 
@@ -99,8 +100,13 @@ class SelectionQuery:
         return cls.of(kind, with_dense_strides(Problem(*extents), kind), workspace_bytes)
 
     @classmethod
-    def of(cls, kind: Kind, problem: Problem, workspace_bytes: int = 0) -> SelectionQuery:
-        """Return the query of a problem. Null pointers, and A and B if k is 0, count as fully aligned."""
+    def of(
+        cls, kind: Kind, problem: Problem, workspace_bytes: int = 0, epilogue: Epilogue | None = None
+    ) -> SelectionQuery:
+        """Return the query of a problem. Null pointers, and A and B if k is 0, count as fully aligned.
+
+        The matrices of an expression count as D does.
+        """
         p, size = problem, {name: DTYPES[getattr(kind, f"dtype_{name}")].bytes for name in "abd"}
         rows = {
             "a": p.m if kind.layout[0] == "t" else p.k,
@@ -115,6 +121,9 @@ class SelectionQuery:
         if p.beta:
             ldc, stride = p.ldc if p.m > 1 else 0, p.batch_stride_c if p.batch > 1 else 0
             align["d"] = min(align["d"], _align(p.c, size["d"], ldc | stride))
+        for one, aux in zip(epilogue.operands if epilogue else (), p.aux):
+            if one.kind == "matrix":
+                align["d"] = min(align["d"], _align_of_input(aux, DTYPES[one.of(kind.dtype_d)].bytes, p))
         widest = max(size[name] * max(leading[name], strides[name]) for name in "abd")
         return cls(
             kind,
@@ -125,6 +134,13 @@ class SelectionQuery:
             widest < MAX_MAP_STRIDE_BYTES,
             sum((getattr(p, name) | leading[name] * size[name]) % SECTOR_BYTES > 0 for name in "ab") if p.k else 0,
         )
+
+
+def _align_of_input(aux: Aux, element_bytes: int, problem: Problem) -> int:
+    """Return the alignment of a matrix of an expression, MAX_ALIGN if it is aligned to 16 bytes."""
+    leading, stride = (aux.leading if problem.m > 1 else 0), (aux.batch_stride if problem.batch > 1 else 0)
+    found = _align(aux.pointer, element_bytes, leading | stride)
+    return MAX_ALIGN if found * element_bytes >= VECTOR_BYTES else found
 
 
 def _align(pointer: int, element_bytes: int, strides: int) -> int:

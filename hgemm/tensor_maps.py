@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import NONE, has_vectors
 
 ROWS_PER_WARPGROUP = 64
 """Rows of D that one wgmma computes. A consumer stages as many at a time."""
@@ -188,6 +189,7 @@ _DECIDING = {
     "dtype_d": "",
     "acc": "",
     "bias": "none",
+    "epilogue": NONE,
     "schedule": "",
     "cluster": "1x1",
     "consumers": 0,
@@ -209,6 +211,7 @@ def _maps(
     dtype_d: str,
     acc: str,
     bias: str,
+    epilogue: str,
     schedule: str,
     cluster: str,
     consumers: int,
@@ -235,7 +238,7 @@ def _maps(
             swap_ab=swap_ab,
             pingpong=pingpong,
             f16_sums=acc == "f16",
-            bias=bias != "none",
+            bias=bias != "none" or has_vectors(epilogue),
             cluster_splits=int(splits) if rule == "split_k_cluster" else 0,
         )
         maps.append(boxes.tensor_map(dtype_d))

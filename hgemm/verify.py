@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,15 +20,16 @@ from hgemm.device import Device, median_us
 from hgemm.dtypes import DTYPES, decode, encode, representable
 from hgemm.errors import DeviceError
 from hgemm.kernel import Kernel
-from hgemm.launch import WORKSPACE_ALIGN_BYTES, counter_bytes, settled, splits_of, workspace_bytes
-from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import LaunchOptions, Problem
+from hgemm.launch import WORKSPACE_ALIGN_BYTES, aux_align, counter_bytes, settled, splits_of, workspace_bytes
+from hgemm.launch_traits import INPUT, LaunchTraits
+from hgemm.problem import Aux, LaunchOptions, Problem
 from hgemm.reference import EXACT, Operands, Reference, reference
 
 # ==== Operands: memory layout and random numbers ====
 
 LOOSE_ROWS = {"a": 3, "b": 4, "c": 2, "d": 5, "bias": 3}
 LOOSE_MATRICES = {"a": 5, "b": 7, "c": 8, "d": 3, "bias": 5}
+LOOSE_INPUT = 6
 """The gaps of a loose case after a row and after a matrix: another for each operand. Units: the alignment of the operand."""
 _NONZERO_PRODUCTS = 1500.0
 _DENSITY = 0.6
@@ -70,14 +72,27 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
         "d": ((s.m, s.n), traits.dtype_d, traits.align_d),
         "bias": ((1, s.n if bias_of_case(traits, case) == "row" else s.m), traits.dtype_d, 1),
     }
+    for one in traits.epilogue.operands if traits.epilogue else ():
+        dtype = "f32" if one.kind == "scalar" else one.of(traits.dtype_d)
+        align = aux_align(traits, dtype) if one.kind == "matrix" else 1
+        shape = {"scalar": (1, 1), "row": (1, s.n), "column": (1, s.m), "matrix": (s.m, s.n)}[one.kind]
+        extents[INPUT + one.name] = (shape, dtype, align)
+    inputs, matrices = (
+        [name for name in extents if name.startswith(INPUT)],
+        [INPUT + one.name for one in traits.matrices],
+    )
     found = {}
     for name, ((rows, columns), dtype, align) in extents.items():
-        loose_rows, loose_matrices = (LOOSE_ROWS[name], LOOSE_MATRICES[name]) if case.loose else (0, 0)
+        loose_rows, loose_matrices = 0, 0
+        if case.loose and name in inputs:
+            loose_rows, loose_matrices = LOOSE_INPUT + inputs.index(name), LOOSE_INPUT
+        elif case.loose:
+            loose_rows, loose_matrices = LOOSE_ROWS[name], LOOSE_MATRICES[name]
         spread = -(-case.min_span // max(1, rows - 1))
-        least = columns if name == "bias" else max(columns, case.min_leading, spread)
+        least = columns if name == "bias" or (name in inputs and rows == 1) else max(columns, case.min_leading, spread)
         leading = (-(-least // align) + loose_rows) * align
         stride = leading * rows + loose_matrices * align
-        found[name] = OperandLayout(rows, columns, leading, _batch(case, name), stride, dtype, align)
+        found[name] = OperandLayout(rows, columns, leading, _batch(case, name, name in matrices), stride, dtype, align)
     if case.beside:
         d = found["d"]
         found["d"] = found["c"] = replace(d, leading=2 * d.leading, batch_stride=2 * d.leading * (d.rows + 1))
@@ -89,7 +104,10 @@ def bias_of_case(traits: LaunchTraits, case: Case) -> str:
     return case.bias if traits.decides_bias else traits.bias
 
 
-def _batch(case: Case, name: str) -> int:
+def _batch(case: Case, name: str, is_matrix: bool = False) -> int:
+    """Return the matrices of an operand. Inputs of an expression are shared as C, if they are matrices, or as the bias."""
+    if name.startswith(INPUT):
+        name = "c" if is_matrix else "bias"
     return 1 if name in case.broadcast.split(",") else case.shape.batch
 
 
@@ -119,7 +137,26 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
         case.alpha,
         case.beta,
         s.batch,
+        _inputs(traits, case, kind, rng),
     )
+
+
+def _inputs(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Draw the inputs of an expression by name. Shapes: (batch, 1 or m, 1 or n)."""
+    s, found = case.shape, {}
+    for one in traits.epilogue.operands if traits.epilogue else ():
+        shape = {"scalar": (1, 1), "row": (1, s.n), "column": (s.m, 1), "matrix": (s.m, s.n)}[one.kind]
+        batch = _batch(case, INPUT + one.name, one.kind == "matrix")
+        if one.kind == "scalar":
+            batch = batch if case.loose else 1  # a scalar of the host is one number
+            found[one.name] = rng.choice(_SCALARS, (batch, *shape))
+        else:
+            found[one.name] = stored_digits(_addend(kind, rng, (batch, *shape)), one.of(traits.dtype_d))
+    return found
+
+
+_SCALARS = (1.0, -0.5, 2.0, 0.25, -1.0)
+"""Scalars of expressions. Powers of two keep integers exact."""
 
 
 def _integers(rng: np.random.Generator, traits: LaunchTraits, k: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -174,6 +211,11 @@ def stored(traits: LaunchTraits, operands: Operands) -> dict[str, np.ndarray]:
         found["c"] = encode(operands.c, traits.dtype_d)
     if operands.bias is not None:
         found["bias"] = encode(operands.bias.reshape(len(operands.bias), 1, -1), traits.dtype_d)
+    for one in traits.epilogue.operands if traits.epilogue else ():
+        values = operands.inputs[one.name]
+        rows = values.shape[1] if one.kind == "matrix" else 1
+        dtype = "f32" if one.kind == "scalar" else one.of(traits.dtype_d)
+        found[INPUT + one.name] = encode(values.reshape(len(values), rows, -1), dtype)
     return found
 
 
@@ -403,9 +445,15 @@ class CheckOptions:
     align_bytes: int = 0
 
 
+UNBOUNDED = "no element has an error bound"
+
+
 @dataclass(frozen=True)
 class Check:
-    """The result of one case. `max_bound_ratio` is the largest ratio of an error to its bound; 1 or less passes."""
+    """The result of one case. `max_bound_ratio` is the largest ratio of an error to its bound; 1 or less passes.
+
+    Fields: `reason` of a case that passed is UNBOUNDED if any number would have passed.
+    """
 
     case: str
     max_error: float
@@ -436,7 +484,8 @@ def verify(
             trial.free()
     failed = [check for check in checks if not check.passed]
     error, ratio = max(check.max_error for check in checks), max(check.max_bound_ratio for check in checks)
-    return Check(str(case), error, ratio, not failed, failed[0].reason if failed else "")
+    unbounded = UNBOUNDED if all(check.reason == UNBOUNDED for check in checks) else ""
+    return Check(str(case), error, ratio, not failed, failed[0].reason if failed else unbounded)
 
 
 class Trial:
@@ -486,7 +535,10 @@ class Trial:
         """Upload all operands. If beta is 0, C is null or holds canaries, because it must not be read."""
         numbers = stored(self.traits, self.operands)
         if self.case.in_place:
-            numbers["d"] = numbers.pop("c")
+            numbers["d"] = numbers.pop(self.traits.overwritten)
+        if not self.case.loose:
+            for name in self._scalars():
+                del numbers[INPUT + name]
         beside = numbers.pop("c", None) if self.case.beside else None
         if self.case.same_ab:
             del numbers["b"]
@@ -505,13 +557,35 @@ class Trial:
         if size := workspace_bytes(self.traits, *sizes, self.launch_options):
             self.workspace = Workspace(self.device, size, self.options.guard_bytes)  # a launch zeroes its counters
 
+    def _scalars(self) -> list[str]:
+        """Return the names of the scalars of an expression. Loose cases pass them by pointer."""
+        return (
+            [one.name for one in self.traits.epilogue.operands if one.kind == "scalar"] if self.traits.epilogue else []
+        )
+
+    def _aux(self, buffers: dict[str, Operand]) -> tuple[Aux, ...]:
+        """Return the inputs of an expression."""
+        found = []
+        for one in self.traits.epilogue.operands if self.traits.epilogue else ():
+            buffer = buffers.get(INPUT + one.name)
+            if buffer is None:
+                found.append(Aux(value=float(self.operands.inputs[one.name].item())))
+                continue
+            layout = buffer.layout
+            stride = layout.batch_stride if layout.batch > 1 else 0
+            found.append(Aux(buffer.address, layout.leading if one.kind == "matrix" else 0, stride))
+        return tuple(found)
+
     def problem(self) -> Problem:
         shape = self.shape
-        fields: dict[str, int] = {"workspace": self.workspace.pointer} if self.workspace else {}
-        aliases = {"c": "d"} if self.case.in_place or (self.case.beside and self.case.beta) else {}
+        fields: dict[str, Any] = {"workspace": self.workspace.pointer} if self.workspace else {}
+        aliases = {self.traits.overwritten: "d"} if self.case.in_place or (self.case.beside and self.case.beta) else {}
         aliases |= {"b": "a"} if self.case.same_ab else {}
         buffers = {**self.buffers, **{name: self.buffers[other] for name, other in aliases.items()}}
+        fields["aux"] = self._aux(buffers)
         for name, buffer in buffers.items():
+            if name.startswith(INPUT):
+                continue
             fields[name] = buffer.pointer if name == "c" and self.case.beside else buffer.address
             fields[f"batch_stride_{name}"] = buffer.layout.batch_stride if buffer.layout.batch > 1 else 0
             if name != "bias":
@@ -552,10 +626,11 @@ def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> Ch
     with np.errstate(invalid="ignore"):
         error, ratio = np.abs(values - expected.values), expected.error_ratio(values)
     error[np.isnan(values)] = np.inf
+    error[np.broadcast_to(np.isnan(expected.values), error.shape)] = 0.0  # the bound says that any number passes
     worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     max_error, max_ratio = float(error.max()), float(ratio[worst])
     if max_ratio <= 1.0:
-        return Check(case, max_error, max_ratio, True)
+        return Check(case, max_error, max_ratio, True, UNBOUNDED if np.all(np.isinf(expected.bound)) else "")
     off, value = int(np.count_nonzero(ratio > 1.0)), values[worst]
     reason = (
         f"{kind}: {off} elements are wrong, the worst {_index(worst)} is {value:.7g}, expected {expected.values[worst]:.7g}, "

@@ -35,8 +35,9 @@ from generator.store.maintenance import collect_garbage
 from generator.sweep import over, sweep
 
 EMITTED = ROOT / "emitted"
-PLANNED = {"smem_a", "smem_b"}
-"""Fields that the catalog leaves to the planner: the placement without bank conflicts is computed, not chosen.
+PLANNED = {"smem_a", "smem_b", "epilogue"}
+"""Fields that the catalog leaves to the planner: the placement without bank conflicts is computed, not chosen, and no kernel has
+an expression.
 
 Those in which a family has no choice need no pin.
 """

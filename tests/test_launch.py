@@ -370,7 +370,14 @@ GOOD = Problem(
 
 def test_a_problem_packs_as_the_header_declares_it() -> None:
     numbers = {field.name: at + 1 for at, field in enumerate(fields(Problem))}
-    given = {**numbers, "alpha": 0.5, "beta": -2.0, "bias_kind": "column", "options": LaunchOptions(4, 2, -6)}
+    given = {
+        **numbers,
+        "alpha": 0.5,
+        "beta": -2.0,
+        "bias_kind": "column",
+        "options": LaunchOptions(4, 2, -6),
+        "aux": (),
+    }
     problem = Problem(**given)
     packed = problem.pack()
     assert len(packed) == PROBLEM_BYTES == 160 and unpack(packed) == problem

@@ -18,6 +18,7 @@ from conftest import ROOT
 LAYERS = (
     "hgemm",
     "generator generator.errors generator.isolated generator.isolated_child generator.tables",
+    "generator.epilogue",
     "generator.arch",
     "generator.spec",
     "generator.layouts",

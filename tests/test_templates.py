@@ -30,7 +30,7 @@ HEADERS = sorted(
 IN_CUTE = [header for header in HEADERS if "/cute_" in header]
 OWN = [header for header in HEADERS if header not in IN_CUTE]
 LEAN = sorted(path.relative_to(TEMPLATES / "cute_lean").as_posix() for path in (TEMPLATES / "cute_lean").rglob("*.h*"))
-DOORS = ("common/types.cuh", "common/atoms.cuh", "common/atoms_sm90.cuh", "mma_sync/wmma.cuh")
+DOORS = ("common/types.cuh", "common/atoms.cuh", "common/atoms_math.cuh", "common/atoms_sm90.cuh", "mma_sync/wmma.cuh")
 """The implementations of the atom layer, which alone may touch the machine, and set the switches of CuTe."""
 MAX_LITERAL_BYTES = 64
 """Literals of the kernel that ptxas keeps in a constant bank of its own."""

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from generator import epilogue
 from generator.arch import ARCHS, parse_arch_list
 from generator.build.pipeline import Outcome, Prover, Settings, WorkerPool, cached, make, prepare
 from generator.build.toolchain import templates_folder
@@ -131,6 +133,8 @@ def requested(options: dict[str, Any]) -> Sweep:
     Raises: RequestError for a malformed or unknown spec file, group of the catalog, name or recipe.
     """
     given = texts_of(options)
+    if "epilogue" in given:
+        given["epilogue"] = epilogue.resolved(given["epilogue"], Path())
     catalog = options.get("catalog")
     groups = read_spec_file(options["spec_file"]) if options["spec_file"] else []
     if catalog is not None:

@@ -28,6 +28,7 @@ from generator.store.files import (
 from generator.store.planned import require_planned
 from generator.store.proofs import subject_of
 from hgemm.dispatch_table import DispatchTable
+from hgemm.epilogue import NONE
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library, read_variant
 from hgemm.measured import read_sessions
@@ -233,6 +234,10 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     _check_place(to)
     for symbol in options.symbols:
         require_planned(library.records[symbol], library.folder / symbol)
+        if library.records[symbol].data["spec"].get("epilogue", NONE) != NONE:
+            raise RequestError(
+                f"{symbol} has an epilogue expression, which C programs cannot call: leave it out, with --where \"epilogue='none'\""
+            )
     records = [library.records[symbol].data for symbol in options.symbols]
     table = DispatchTable.of(records, read_sessions(library.folder))
     images = pack(library, (row.symbol for row in table.rows), options.compressed)

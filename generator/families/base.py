@@ -379,6 +379,7 @@ OUTPUTS = {"tf32": "f32"}
 
 def problem_fields(request: Request) -> Request:
     """Return the problem with its defaults: f16, layout `tn`, alpha and beta, rows aligned to 16 bytes."""
+    plain = request.get("epilogue", "none") == "none"
     dtype = request.get("dtype_a", request.get("dtype_b", "f16"))
     dtype_d = request.get("dtype_d", OUTPUTS.get(dtype, dtype))
     return {
@@ -387,7 +388,7 @@ def problem_fields(request: Request) -> Request:
         "acc": "f32",
         "dtype_d": dtype_d,
         "layout": "tn",
-        "beta": True,
+        "beta": plain,
         "bias": "none",
         "activation": "none",
         "align_a": 16 // DTYPE_BYTES[dtype],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from generator import epilogue
 from generator.arch import ARCHS, Arch
 from generator.families.base import Change, Plan
 from generator.layouts import VECTOR_BYTES
@@ -112,6 +113,21 @@ def fields_at_launch(plan: Plan) -> list[str]:
     return [f"{name} {LAUNCH}" for name, value in found.items() if value == LAUNCH]
 
 
+def expression(plan: Plan) -> str | None:
+    spec = plan.spec
+    if spec.epilogue == "none":
+        return None
+    if spec.form == "dsl":
+        return "epilogue is an expression; form dsl supports bias, activation and beta only"
+    given = {
+        "beta on": spec.beta,
+        f"bias {spec.bias}": spec.bias != "none",
+        f"activation {spec.activation}": spec.activation != "none",
+    }
+    found = [words for words, is_set in given.items() if is_set]
+    return f"epilogue is an expression, and {', '.join(found)} as well; write them in the expression" if found else None
+
+
 # ==== Fixes: changes that may mend a rule, the nearest first ====
 
 
@@ -161,6 +177,12 @@ def off_16_bytes(plan: Plan, what: str) -> str | None:
     aligns = {"align_a": plan.spec.align_a, "align_b": plan.spec.align_b}
     short = [f"{name} is {align}" for name, align in aligns.items() if align < least]
     return f"{', '.join(short)}; {what} requires {least} elements ({VECTOR_BYTES} B)" if short else None
+
+
+def expression_alone(plan: Plan) -> list[Change]:
+    """Only the expression."""
+    alone = {"beta": "off", "bias": "none", "activation": "none"}
+    return [alone, {"form": "atoms"}, {**alone, "form": "atoms"}, {"epilogue": "none"}]
 
 
 def d_aligned_to_16_bytes(plan: Plan) -> list[Change]:
@@ -220,6 +242,7 @@ def common_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "bias": spec.bias,
         "activation": spec.activation,
         "align_d": spec.align_d,
+        **epilogue.template_values(spec.epilogue, spec.dtype_d),
         "smem_bytes": plan.smem_bytes,
         "mma_per_k_tile": plan.mma_per_k_tile,
     }

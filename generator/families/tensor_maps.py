@@ -21,10 +21,10 @@ LATER_PARAM_BASE_BYTES = 0x380
 """Offset of the parameters in a kernel's constant bank; alignment counts from the bank's start (found in its SASS)."""
 
 
-def param_bytes(arch: str) -> int:
-    """Return the bytes of a kernel's parameters: the problem, then the maps of A, B and D."""
+def param_bytes(arch: str, operands_bytes: int = 0) -> int:
+    """Return the bytes of a kernel's parameters: the problem with the inputs of an expression, then the maps of A, B and D."""
     base = PARAM_BASE_BYTES.get(ARCHS[arch].number, LATER_PARAM_BASE_BYTES)
-    end = base + PROBLEM_BYTES
+    end = base + PROBLEM_BYTES + operands_bytes
     maps_at = -(-end // MAP_ALIGN_BYTES) * MAP_ALIGN_BYTES - base
     return maps_at + MAPS * MAP_BYTES
 

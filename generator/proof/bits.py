@@ -19,6 +19,7 @@ import numpy as np
 from generator.errors import ProofError
 from hgemm.cases import Case, Shape
 from hgemm.dtypes import DTYPES, encode, representable
+from hgemm.epilogue_reference import Interval, evaluate
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LaunchOptions
 from hgemm.reference import Operands
@@ -220,6 +221,8 @@ def predicted(order: Order, traits: LaunchTraits, operands: Operands, add: Adder
         if key not in products:
             products[key] = sums_of(order, a[key[0]], b[key[1]], add)
         batches.append(products[key])
+    if traits.epilogue:
+        return _of_expression(traits, operands, np.stack(batches))
     with np.errstate(invalid="ignore", over="ignore"):
         x = np.float32(operands.alpha) * np.stack(batches)
         if operands.c is not None and operands.beta:
@@ -232,6 +235,15 @@ def predicted(order: Order, traits: LaunchTraits, operands: Operands, add: Adder
         else:
             known = x > _SATURATED
         return Prediction(bits_of(_stored(x, traits.dtype_d)), known)
+
+
+def _of_expression(traits: LaunchTraits, operands: Operands, sums: np.ndarray) -> Prediction:
+    """Return the bits of D where all results that the device's code may have round to the same number."""
+    scalars = {"alpha": np.float32(operands.alpha), "beta": np.float32(operands.beta)}
+    found = evaluate(traits.epilogue, Interval.around(sums.astype(np.float64)), {**scalars, **operands.inputs})
+    with np.errstate(invalid="ignore", over="ignore"):
+        low, high = (bits_of(_stored(end, traits.dtype_d)) for end in (found.low, found.high))
+    return Prediction(low, np.isfinite(found.exact) & (low == high))
 
 
 def _stored(x: np.ndarray, dtype: str) -> np.ndarray:

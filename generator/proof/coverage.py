@@ -9,7 +9,7 @@ from typing import Any
 from generator.proof.executor import Report
 from hgemm.cases import FAR_ELEMENTS, TILES_PER_CTA
 from hgemm.launch import Matrix, ctas, matrices, splits_of
-from hgemm.launch_traits import LaunchTraits
+from hgemm.launch_traits import INPUT, LaunchTraits
 from hgemm.problem import Problem
 
 COVERAGE_CASE = "coverage of the cases"
@@ -47,8 +47,9 @@ class Coverage:
             self.edges.add(f"{name} {_EDGES[0 if extent < tile else 1 if extent % tile == 0 else 2]}")
         places = matrices(problem, traits)
         self.far |= {name for name, place in places.items() if (place.rows - 1) * place.leading >= FAR_ELEMENTS}
-        strides = {name: place.leading for name, place in places.items() if name in "ABCD" and _is_loose(place)}
-        if len(strides) == len(places.keys() & {*"ABCD"}) == len({*strides.values()}):
+        of_matrices = {*"ABCD", *(INPUT + one.name for one in traits.matrices)}
+        strides = {name: place.leading for name, place in places.items() if name in of_matrices and _is_loose(place)}
+        if len(strides) == len(places.keys() & of_matrices) == len({*strides.values()}):
             self.apart |= {*strides}
         self.shared |= {*_shared(problem, places)}
 
@@ -97,7 +98,7 @@ class Coverage:
         needed = {"empty", "uneven"} if traits.splits > 1 else {"uneven"} if traits.decides_splits else set()
         if needed - self.splits:
             yield f"no launch has {', '.join(sorted(needed - self.splits))} splits"
-        operands = {*"ABCD"} if traits.beta else {*"ABD"}
+        operands = {*"ABCD"} if traits.beta else {*"ABD", *(INPUT + one.name for one in traits.matrices)}
         if operands - self.apart:
             yield f"the leading dimensions of {', '.join(sorted(operands))} never differ from one another and from the rows"
         if operands - self.far:

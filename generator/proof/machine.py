@@ -154,11 +154,16 @@ def regions(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Regio
     flags = {
         "A": readable | _padding_flags(traits, "a", traits.a_k_major),
         "B": readable | _padding_flags(traits, "b", traits.b_k_major),
-        "D": abi.WRITABLE | abi.WRITE_ONCE | (abi.INITIALISED if problem.c == problem.d and problem.beta else 0),
+        "D": abi.WRITABLE | abi.WRITE_ONCE | (abi.INITIALISED if _reads_d(problem) else 0),
     }
     for name, matrix in matrices(problem, traits).items():
         yield _region(matrix, flags.get(name, readable))
     yield from _workspace(traits, problem, grid)
+
+
+def _reads_d(problem: Problem) -> bool:
+    """Return whether D lies where an operand of the epilogue does."""
+    return bool(problem.c == problem.d and problem.beta) or any(one.pointer == problem.d for one in problem.aux)
 
 
 def _padding_flags(traits: LaunchTraits, operand: str, k_major: bool) -> int:
@@ -245,14 +250,14 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         Shape(1, n + 8, 2 * k + 8),
     ]
     cases = cases_of(traits, tuple(plain))
-    several = Case(Shape(m - 3, n + 5, k + 1, 2), alpha=2.0, beta=0.25 if traits.beta else 0.0)
+    several = Case(Shape(m - 3, n + 5, k + 1, 2), alpha=2.0, beta=0.25 if traits.takes_beta else 0.0)
     cases += [
         replace(several, loose=True),
         replace(several, shape=Shape(17, n - 1, k, 3), broadcast="a"),
         replace(several, shape=Shape(m, 19, 2 * k, 2), broadcast="b,c,bias", loose=True),
     ]
-    if traits.beta:
-        cases.append(Case(Shape(m + 1, n // 2, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
+    if traits.overwritten:
+        cases.append(Case(Shape(m + 1, n // 2, k + 1, 2), -0.5, float(traits.takes_beta), loose=True, in_place=True))
     if traits.persistent:
         cases.append(replace(several, shape=Shape(m + 1, n + 1, k + 3, PERSISTENT_CTAS // 2 + 1)))
     if traits.grid_rule == "stream_k":

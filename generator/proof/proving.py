@@ -23,7 +23,7 @@ from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.cases import Case, Shape, cases_of
 from hgemm.dtypes import DTYPES
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import Check, CheckOptions, Trial, verify
+from hgemm.verify import UNBOUNDED, Check, CheckOptions, Trial, verify
 
 _PLACEMENT_WARP = 32
 
@@ -316,7 +316,8 @@ def prove(
     costs, sites = count(replace(kernel, coverage=None), subject.record["spec"])
     wrong = "; ".join(disagreements(costs, traits, subject.record["spec"], subject.mma_per_k_tile))
     checks.append(EmulatedCheck(COSTS_CASE, 0.0, 0.0, not wrong, wrong))
-    if lacking := "; ".join(coverage.shortfalls()):
+    lacking = "; ".join([*coverage.shortfalls(), *_unbounded(checks)])
+    if lacking:
         checks.append(EmulatedCheck(COVERAGE_CASE, 0.0, 0.0, False, lacking))
     if wrong or lacking:
         return ProofResult(tuple(checks), {}, tuple(sites))
@@ -329,6 +330,12 @@ def prove(
         proof["order_elements"] = sum(elements for _, elements in ordered)
         checks += [check for check, _ in ordered]
     return ProofResult(tuple(checks), proof, tuple(sites))
+
+
+def _unbounded(checks: list[EmulatedCheck]) -> Iterator[str]:
+    """Yield a complaint if the results of no case have a bound, so that nothing was checked."""
+    if all(check.reason == UNBOUNDED for check in checks if check.case != COSTS_CASE):
+        yield f"{UNBOUNDED} in any case: the expression is undefined, or overflows, for random inputs"
 
 
 def require_launch(subject: Subject, traits: LaunchTraits) -> None:

@@ -100,7 +100,7 @@ class Work:
     def fits(self, traits: LaunchTraits) -> bool:
         """Return whether a variant computes this problem: same layout, types and epilogue, or a bias that the launch decides."""
         same = all(getattr(traits, name) == getattr(self, name) for name in _COMPARED)
-        return same and traits.bias in (self.bias, LAUNCH)
+        return same and traits.bias in (self.bias, LAUNCH) and traits.epilogue is None
 
     def plain(self) -> dict[str, Any]:
         """Return the problem as a dictionary, without a bias or an activation that it does not have."""

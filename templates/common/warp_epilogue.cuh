@@ -3,6 +3,7 @@
 #pragma once
 
 #include <common/activation.cuh>
+#include <common/expression.cuh>
 #include <common/scheduler.cuh>
 
 namespace hgemm {
@@ -27,13 +28,14 @@ struct WarpEpilogue {
   Out* d;        // (m, n)
   Out const* bias;
   int row_first, column_first;  // of the warp tile
-  int lane;
+  int lane, batch;
 
   HGEMM_DEVICE WarpEpilogue(Problem const& problem, int batch, int m_first, int n_first)
       : problem(problem),
         c(static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c),
         d(static_cast<Out*>(problem.d) + batch * problem.batch_stride_d),
-        bias(static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias) {
+        bias(static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias),
+        batch(batch) {
     int const warp = atoms::thread_index() / 32;
     lane = atoms::thread_index() % 32;
     row_first = m_first + warp % Policy::warps_m * Policy::warp_m;
@@ -248,20 +250,35 @@ struct WarpEpilogue {
 
   // ---- Arithmetic and store of WIDTH neighbours of a row ----------------------------------------------------------
 
-
   template <int WIDTH, Bias BIAS>
   HGEMM_DEVICE void store_vec(float const* values, int row, int column) const {
-    bool const adds_c = Policy::beta && problem.beta != 0.f;
-    Vec<Out, WIDTH> c_vec;
-    if (adds_c) c_vec = atoms::ld_global(reinterpret_cast<Vec<Out, WIDTH> const*>(c + row * problem.ldc + column));
+    if constexpr (has_expression<Policy>) {
+      store_expression<WIDTH>(values, row, column);
+    } else {
+      bool const adds_c = Policy::beta && problem.beta != 0.f;
+      Vec<Out, WIDTH> c_vec;
+      if (adds_c) c_vec = atoms::ld_global(reinterpret_cast<Vec<Out, WIDTH> const*>(c + row * problem.ldc + column));
+      Vec<Out, WIDTH> d_vec;
+      HGEMM_UNROLL
+      for (int e = 0; e < WIDTH; ++e) {
+        float x = problem.alpha * values[e];
+        if (adds_c) x += problem.beta * atoms::to_float(c_vec.element[e]);
+        if constexpr (BIAS == Bias::row) x += atoms::to_float(atoms::ld_global(bias + column + e));
+        if constexpr (BIAS == Bias::column) x += atoms::to_float(atoms::ld_global(bias + row));
+        d_vec.element[e] = atoms::from_float<Out>(Policy::Activation::apply(x));
+      }
+      atoms::st_global(reinterpret_cast<Vec<Out, WIDTH>*>(d + row * problem.ldd + column), d_vec);
+    }
+  }
+
+  template <int WIDTH>
+  HGEMM_DEVICE void store_expression(float const* values, int row, int column) const {
+    NeighbourInputs<Policy, WIDTH> inputs;
+    inputs.load(NeighboursAt{aux_of<Policy>(problem), batch, row, column});
     Vec<Out, WIDTH> d_vec;
     HGEMM_UNROLL
     for (int e = 0; e < WIDTH; ++e) {
-      float x = problem.alpha * values[e];
-      if (adds_c) x += problem.beta * atoms::to_float(c_vec.element[e]);
-      if constexpr (BIAS == Bias::row) x += atoms::to_float(atoms::ld_global(bias + column + e));
-      if constexpr (BIAS == Bias::column) x += atoms::to_float(atoms::ld_global(bias + row));
-      d_vec.element[e] = atoms::from_float<Out>(Policy::Activation::apply(x));
+      d_vec.element[e] = atoms::from_float<Out>(Policy::Expression::apply(values[e], inputs, problem, e));
     }
     atoms::st_global(reinterpret_cast<Vec<Out, WIDTH>*>(d + row * problem.ldd + column), d_vec);
   }

@@ -5,6 +5,7 @@
 #include <common/cute_tensor.cuh>
 
 #include <common/activation.cuh>
+#include <common/expression.cuh>
 #include <common/scheduler.cuh>
 
 namespace hgemm::cute_form {
@@ -20,12 +21,14 @@ struct Outputs {
   Out const* c;  // (M, N)
   Out* d;        // (M, N)
   Out const* bias;
+  int batch;
 
   CUTE_DEVICE Outputs(Problem const& problem, int batch)
       : problem(problem),
         c(static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c),
         d(static_cast<Out*>(problem.d) + batch * problem.batch_stride_d),
-        bias(static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias) {}
+        bias(static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias),
+        batch(batch) {}
 
   // Computes and stores WIDTH neighbours of a row, from (row, column) on.
   template <int WIDTH, class Values>
@@ -38,14 +41,21 @@ struct Outputs {
     Tensor gD = make_tensor(make_gmem_ptr(d + row * problem.ldd + column), layout);  // (WIDTH)
     Tensor rC = make_tensor<Out>(layout);                                            // (WIDTH)
     Tensor rD = make_tensor<Out>(layout);                                            // (WIDTH)
-    if (adds_c) copy(Copy_Atom<LoadGlobal<Word>, Out>{}, gC, rC);
-    CUTE_UNROLL
-    for (int e = 0; e < WIDTH; ++e) {
-      float x = problem.alpha * values(e);
-      if (adds_c) x += problem.beta * float(rC(e));
-      if constexpr (Policy::bias == Bias::row) x += float(atoms::ld_global(bias + column + e));
-      if constexpr (Policy::bias == Bias::column) x += float(atoms::ld_global(bias + row));
-      rD(e) = Out(Policy::Activation::apply(x));
+    if constexpr (has_expression<Policy>) {
+      NeighbourInputs<Policy, WIDTH> inputs;
+      inputs.load(NeighboursAt{aux_of<Policy>(problem), batch, row, column});
+      CUTE_UNROLL
+      for (int e = 0; e < WIDTH; ++e) rD(e) = Out(Policy::Expression::apply(values(e), inputs, problem, e));
+    } else {
+      if (adds_c) copy(Copy_Atom<LoadGlobal<Word>, Out>{}, gC, rC);
+      CUTE_UNROLL
+      for (int e = 0; e < WIDTH; ++e) {
+        float x = problem.alpha * values(e);
+        if (adds_c) x += problem.beta * float(rC(e));
+        if constexpr (Policy::bias == Bias::row) x += float(atoms::ld_global(bias + column + e));
+        if constexpr (Policy::bias == Bias::column) x += float(atoms::ld_global(bias + row));
+        rD(e) = Out(Policy::Activation::apply(x));
+      }
     }
     copy(Copy_Atom<StoreGlobal<Word>, Out>{}, rD, gD);
   }

@@ -7,6 +7,7 @@
 
 #include <common/activation.cuh>
 #include <common/atoms_sm90.cuh>
+#include <common/expression.cuh>
 #include <common/policy.cuh>
 #include <common/problem.cuh>
 
@@ -142,18 +143,60 @@ struct Epilogue {
   // alpha * accumulator + beta * C + bias, and the activation. All loads come first, predicated, so that they overlap.
   template <bool ADDS_C, class Accumulators, class Results>
   CUTE_DEVICE void combine(Accumulators const& tCrC, Results& rD, int batch, int m_first, int n_first) const {
-    Tensor rC = make_tensor<Out>(Int<values>{});  // (V)
-    Tensor rB = make_tensor<Out>(Int<values>{});  // (V)
-    if constexpr (Policy::bias != Bias::none) load_bias(rB, batch, m_first, n_first);
-    if constexpr (ADDS_C) load_c(rC, batch, m_first, n_first);
-    CUTE_UNROLL
-    for (int v = 0; v < values; ++v) {
-      float x = problem.alpha * float(tCrC(v));
-      if constexpr (ADDS_C) x += problem.beta * float(rC(v));
-      if constexpr (Policy::bias != Bias::none) x += float(rB(v));
-      rD(v) = Out(Policy::Activation::apply(x));
+    if constexpr (has_expression<Policy>) {
+      typename Policy::Expression::template Inputs<OfValues> inputs;
+      inputs.load(SubtileAt{problem, batch, m_first, n_first});
+      CUTE_UNROLL
+      for (int v = 0; v < values; ++v) rD(v) = Out(Policy::Expression::apply(float(tCrC(v)), inputs, problem, v));
+    } else {
+      Tensor rC = make_tensor<Out>(Int<values>{});  // (V)
+      Tensor rB = make_tensor<Out>(Int<values>{});  // (V)
+      if constexpr (Policy::bias != Bias::none) load_bias(rB, batch, m_first, n_first);
+      if constexpr (ADDS_C) load_c(rC, batch, m_first, n_first);
+      CUTE_UNROLL
+      for (int v = 0; v < values; ++v) {
+        float x = problem.alpha * float(tCrC(v));
+        if constexpr (ADDS_C) x += problem.beta * float(rC(v));
+        if constexpr (Policy::bias != Bias::none) x += float(rB(v));
+        rD(v) = Out(Policy::Activation::apply(x));
+      }
     }
   }
+
+  // ---- Loads of the inputs of an expression -----------------------------------------------------------------------
+
+  struct SubtileAt {
+    Problem const& problem;
+    int batch, m_first, n_first;
+  };
+
+  // One input for this thread's values of a subtile. Values outside of D are 0.
+  template <AuxKind KIND, class T, int INDEX>
+  struct OfValues {
+    T element[KIND == AuxKind::scalar ? 1 : values];  // (V)
+
+    CUTE_DEVICE void load(SubtileAt const& at) {
+      Aux const& aux = aux_of<Policy>(at.problem)[INDEX];
+      if constexpr (KIND == AuxKind::scalar) {
+        element[0] = aux_scalar(aux, at.batch);
+      } else {
+        T const* const first = aux_first<T>(aux, at.batch);
+        Tensor tCcD = coordinates();  // (V) -> (m, n), with swap_ab (n, m) of D
+        CUTE_UNROLL
+        for (int v = 0; v < values; ++v) {
+          int const row = at.m_first + get<0>(tCcD(v)), column = at.n_first + get<1>(tCcD(v));
+          int const m = swap_ab ? column : row, n = swap_ab ? row : column;
+          element[v] = atoms::from_float<T>(0.f);
+          if (m < at.problem.m && n < at.problem.n) {
+            int64_t const offset = KIND == AuxKind::row ? n : KIND == AuxKind::column ? m : m * aux.leading + n;
+            element[v] = atoms::ld_global(first + offset);
+          }
+        }
+      }
+    }
+
+    CUTE_DEVICE float number(int v) const { return atoms::to_float(element[KIND == AuxKind::scalar ? 0 : v]); }
+  };
 
   template <class TensorR>
   CUTE_DEVICE void load_bias(TensorR& rB, int batch, int m_first, int n_first) const {

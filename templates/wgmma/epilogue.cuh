@@ -3,6 +3,7 @@
 #pragma once
 
 #include <common/activation.cuh>
+#include <common/expression.cuh>
 #include <common/tma_pipeline.cuh>
 
 namespace hgemm {
@@ -175,6 +176,95 @@ struct AccumulatorPairs {
   }
   HGEMM_DEVICE static Bits load_bits(Out const* from) { return atoms::ld_global(reinterpret_cast<Bits const*>(from)); }
   HGEMM_DEVICE static float number(Bits bits) { return atoms::to_float(atoms::from_bits<Out>(bits)); }
+
+  // ---- Loads of the inputs of an expression -----------------------------------------------------------------------
+
+  template <class Subtile>
+  struct SubtileAt {
+    AccumulatorPairs const& pairs;
+    Subtile const& subtile;
+  };
+
+  template <int COUNT>
+  struct OfSubtile {
+    // A row or a column: a lane's two columns of each group, or its upper and lower row. A scalar is one number.
+    template <AuxKind KIND, class T, int INDEX>
+    struct Of {
+      using One = typename BitsOf<sizeof(T)>::One;
+      static constexpr bool is_scalar = KIND == AuxKind::scalar;
+      static constexpr bool along_columns = KIND == (Policy::swap_ab ? AuxKind::column : AuxKind::row);
+
+      One bits[is_scalar ? 1 : along_columns ? 2 * COUNT : 2];
+
+      template <class Subtile>
+      HGEMM_DEVICE void load(SubtileAt<Subtile> const& at) {
+        Aux const& aux = aux_of<Policy>(at.pairs.problem)[INDEX];
+        if constexpr (is_scalar) {
+          bits[0] = atoms::float_bits(aux_scalar(aux, at.subtile.batch));
+        } else {
+          One const* const first = reinterpret_cast<One const*>(aux_first<T>(aux, at.subtile.batch));
+          HGEMM_UNROLL
+          for (int i = 0; i < (along_columns ? 2 * COUNT : 2); ++i) {
+            if (along_columns && !has<COUNT>(at.subtile, i / 2)) continue;
+            int const index = along_columns ? at.pairs.column(at.subtile, i / 2) + i % 2 : at.pairs.row(at.subtile, i);
+            bits[i] = 0;
+            if (index < (along_columns ? at.pairs.columns() : at.pairs.rows())) bits[i] = atoms::ld_global(first + index);
+          }
+        }
+      }
+
+      HGEMM_DEVICE float number(int j, int e) const {
+        return atoms::to_float(atoms::from_bits<T>(bits[is_scalar ? 0 : along_columns ? 2 * j + e % 2 : e / 2]));
+      }
+    };
+
+    // A matrix: pairs, as those of C.
+    template <class T, int INDEX>
+    struct Of<AuxKind::matrix, T, INDEX> {
+      using One = typename BitsOf<sizeof(T)>::One;
+      using Both = typename BitsOf<sizeof(T)>::Two;
+
+      Both words[COUNT][2][paired ? 1 : 2];
+
+      HGEMM_DEVICE static One const* place(Aux const& aux, Pair const& at, int batch) {
+        return reinterpret_cast<One const*>(aux_first<T>(aux, batch) + at.m * aux.leading + at.n);
+      }
+
+      template <class Subtile>
+      HGEMM_DEVICE void load(SubtileAt<Subtile> const& at) {
+        Aux const& aux = aux_of<Policy>(at.pairs.problem)[INDEX];
+        HGEMM_UNROLL
+        for (int i = 0; i < 2 * COUNT; ++i) {
+          if (!has<COUNT>(at.subtile, i / 2)) continue;
+          Pair const pair = at.pairs.at(at.subtile, i / 2, i % 2);
+          One const* const from = place(aux, pair, at.subtile.batch);
+          Both(&here)[paired ? 1 : 2] = words[i / 2][i % 2];
+          here[0] = 0;
+          if constexpr (paired) {
+            if (pair.second_inside) here[0] = atoms::ld_global(reinterpret_cast<Both const*>(from));
+          } else {
+            here[1] = 0;
+            if (pair.first_inside) here[0] = atoms::ld_global(from);
+            if (pair.second_inside) here[1] = atoms::ld_global(from + (Policy::swap_ab ? aux.leading : 1));
+          }
+        }
+        if (!paired || at.pairs.columns() % 2 == 0) return;
+        HGEMM_UNROLL
+        for (int i = 0; i < 2 * COUNT; ++i) {  // a second loop, as for C
+          if (!has<COUNT>(at.subtile, i / 2)) continue;
+          Pair const pair = at.pairs.at(at.subtile, i / 2, i % 2);
+          if (pair.first_inside && !pair.second_inside) {
+            words[i / 2][i % 2][0] = atoms::ld_global(place(aux, pair, at.subtile.batch));
+          }
+        }
+      }
+
+      HGEMM_DEVICE float number(int j, int e) const {
+        Both const word = words[j][e / 2][paired ? 0 : e % 2];
+        return atoms::to_float(atoms::from_bits<T>(static_cast<One>(paired ? word >> 8 * sizeof(T) * (e % 2) : word)));
+      }
+    };
+  };
 
   // ---- Store ------------------------------------------------------------------------------------------------------
 
@@ -378,19 +468,38 @@ struct Epilogue {
   // alpha * accumulator + beta * C + bias of a subtile. All its loads come first.
   template <bool ADDS_C, Bias BIAS, class Subtile>
   HGEMM_DEVICE void combine(Subtile const& subtile, float (&results)[columns / 8][4]) const {
-    typename Pairs::template SubtileC<columns / 8> c;
-    typename Pairs::template SubtileBias<columns / 8> bias;
-    if constexpr (BIAS != Bias::none) pairs.template load<BIAS>(subtile, bias);
-    if constexpr (ADDS_C) pairs.load(subtile, c);
+    if constexpr (has_expression<Policy>) {
+      evaluate(subtile, results);
+    } else {
+      typename Pairs::template SubtileC<columns / 8> c;
+      typename Pairs::template SubtileBias<columns / 8> bias;
+      if constexpr (BIAS != Bias::none) pairs.template load<BIAS>(subtile, bias);
+      if constexpr (ADDS_C) pairs.load(subtile, c);
+      HGEMM_UNROLL
+      for (int j = 0; j < columns / 8; ++j) {
+        if (last_columns < columns && j >= subtile.count / 8) continue;
+        HGEMM_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          float x = problem.alpha * Pairs::accumulator(subtile.bits[j], e);
+          if constexpr (ADDS_C) x += problem.beta * c.number(j, e);
+          if constexpr (BIAS != Bias::none) x += bias.number(j, e);
+          results[j][e] = x;
+        }
+      }
+    }
+  }
+
+  // The expression of a subtile. All its loads come first.
+  template <class Subtile>
+  HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4]) const {
+    typename Policy::Expression::template Inputs<Pairs::template OfSubtile<columns / 8>::template Of> inputs;
+    inputs.load(typename Pairs::template SubtileAt<Subtile>{pairs, subtile});
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       if (last_columns < columns && j >= subtile.count / 8) continue;
       HGEMM_UNROLL
       for (int e = 0; e < 4; ++e) {
-        float x = problem.alpha * Pairs::accumulator(subtile.bits[j], e);
-        if constexpr (ADDS_C) x += problem.beta * c.number(j, e);
-        if constexpr (BIAS != Bias::none) x += bias.number(j, e);
-        results[j][e] = x;
+        results[j][e] = Policy::Expression::apply(Pairs::accumulator(subtile.bits[j], e), inputs, problem, j, e);
       }
     }
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from generator.arch import ARCHS
+from generator.epilogue import operands_bytes
 from generator.families.base import Expectation, Family
 from generator.families.mma_sync.defaults import resolve
 from generator.families.mma_sync.emit import FORMS
@@ -61,7 +62,7 @@ def expectation(plan: MmaSyncPlan, allow_spills: bool) -> Expectation:
         threads=plan.threads,
         static_smem_bytes=plan.static_smem_bytes,
         smem_bytes=plan.smem_bytes - plan.static_smem_bytes,
-        param_bytes=PROBLEM_BYTES,
+        param_bytes=PROBLEM_BYTES + operands_bytes(plan.spec.epilogue),
         max_registers=plan.max_registers,
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,

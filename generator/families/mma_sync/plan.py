@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
+from generator.epilogue import count_of
 from generator.families.base import IN_ORDER, Plan, last_first
 from generator.families.common import OPCODE_SUFFIXES
 from generator.layouts import ASYNC_BYTES, VECTOR_BYTES, OperandTile, read_conflicts, write_conflicts
@@ -396,6 +397,9 @@ BY_ELEMENT = 8
 
 FLOAT_OUTPUT, BIAS = 1, 1.5
 
+INPUT = 4
+"""For each row, column or matrix of an expression: the vector of a thread."""
+
 FROM_SM100 = -5
 """More addresses are in uniform registers."""
 
@@ -431,6 +435,7 @@ def _mainloop_registers(plan: MmaSyncPlan) -> float:
         BY_ELEMENT * ((not plan.a.by_ldmatrix) + (not plan.b.by_ldmatrix)),
         FLOAT_OUTPUT * (spec.dtype_d == "f32"),
         BIAS * (spec.bias != "none"),
+        INPUT * count_of(spec.epilogue, "row", "column", "matrix"),
         FROM_SM100 * (ARCHS[spec.arch].number >= 100),
         ROOM * max(0, plan.max_registers - TIGHT_LIMIT),
     )
@@ -474,7 +479,11 @@ class RegisterCopyTerms:
 
 def _register_copy_epilogue(plan: MmaSyncPlan, terms: RegisterCopyTerms) -> float:
     accumulators = plan.accumulator_registers * (2 if plan.adds_halves_as_floats else 1)
-    return accumulators + terms.epilogue + terms.long_activation * (plan.spec.activation in LONG_ACTIVATIONS)
+    return (
+        accumulators
+        + terms.epilogue
+        + terms.long_activation * (plan.spec.activation in LONG_ACTIVATIONS or plan.spec.epilogue != "none")
+    )
 
 
 def _register_copy_mainloop(plan: MmaSyncPlan, terms: RegisterCopyTerms) -> float:

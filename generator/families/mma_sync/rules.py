@@ -56,6 +56,7 @@ rule(common.one_input_type)(common.same_inputs)
 rule(common.legal_accumulators)(common.accumulator)
 rule(common.aligned_to_16_bytes)(common.alignment_of_operands)
 rule(common.d_aligned_to_16_bytes)(common.alignment_of_d)
+rule(common.expression_alone)(common.expression)
 rule(common.as_fixed)(common.fixed_fields)
 
 

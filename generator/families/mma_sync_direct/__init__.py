@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from generator.arch import ARCHS
+from generator.epilogue import operands_bytes
 from generator.families import mma_sync
 from generator.families.base import Expectation, Family, Form
 from generator.families.common import common_values
@@ -28,7 +29,7 @@ def expectation(plan: DirectPlan, allow_spills: bool) -> Expectation:
         threads=plan.threads,
         static_smem_bytes=0,
         smem_bytes=plan.smem_bytes,
-        param_bytes=PROBLEM_BYTES,
+        param_bytes=PROBLEM_BYTES + operands_bytes(plan.spec.epilogue),
         max_registers=plan.max_registers,
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,

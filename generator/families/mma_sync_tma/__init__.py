@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from generator.arch import ARCHS
+from generator.epilogue import operands_bytes
 from generator.families import mma_sync
 from generator.families.base import Expectation, Family
 from generator.families.mma_sync_tma.defaults import resolve
@@ -26,7 +27,7 @@ def expectation(plan: TmaPlan, allow_spills: bool) -> Expectation:
         threads=plan.threads,
         static_smem_bytes=0,
         smem_bytes=plan.smem_bytes,
-        param_bytes=param_bytes(plan.spec.arch),
+        param_bytes=param_bytes(plan.spec.arch, operands_bytes(plan.spec.epilogue)),
         max_registers=plan.launch_registers,
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,

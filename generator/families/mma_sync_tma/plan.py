@@ -176,9 +176,9 @@ class TmaPlan(MmaSyncPlan):
         in_floats = spec.schedule.in_workspace and spec.acc == "f16"
         epilogue = accumulators * (2 if in_floats else 1) + EPILOGUE
         further = PERSISTENT * (spec.schedule.kind in ("persistent", LAUNCH))
-        further += CURVE * (spec.activation in LONG_ACTIVATIONS)
+        further += CURVE * (spec.activation in LONG_ACTIVATIONS or spec.epilogue != "none")
         plain = spec.acc == "f32" and spec.layout == "tn" and spec.operand_bytes == 2
-        plain = plain and spec.bias == "none" and spec.activation == "none"
+        plain = plain and spec.bias == "none" and spec.activation == spec.epilogue == "none"
         further += ONE_TILE * (plain and spec.schedule.kind == "one_tile")
         return int(max(mainloop, epilogue) + further)
 

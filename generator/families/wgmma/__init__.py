@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from generator.epilogue import operands_bytes
 from generator.families.base import Expectation, Family, problem_fields
 from generator.families.tensor_maps import param_bytes
 from generator.families.wgmma.defaults import resolve
@@ -74,13 +75,14 @@ def exchanged_layout(layout: str) -> str:
 def expectation(plan: WgmmaPlan, allow_spills: bool) -> Expectation:
     """State what inspection must find in the kernel of a plan."""
     store = ("UTMASTG",) if plan.spec.store == "tma" else ("STG",)
+    operands = operands_bytes(plan.spec.epilogue)
     rebalancing = ("USETMAXREG",) if plan.rebalances_registers else ()
     return Expectation(
         arch=plan.spec.arch,
         threads=plan.threads,
         static_smem_bytes=0,
         smem_bytes=plan.smem_bytes,
-        param_bytes=param_bytes(plan.spec.arch) if plan.tensor_maps else PROBLEM_BYTES,
+        param_bytes=param_bytes(plan.spec.arch, operands) if plan.tensor_maps else PROBLEM_BYTES + operands,
         max_registers=plan.launch_registers,
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,

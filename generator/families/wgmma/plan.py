@@ -8,10 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
+from generator.epilogue import count_of
 from generator.families.base import IN_ORDER, Plan
 from generator.families.common import OPCODE_SUFFIXES
 from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_parts
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
+from hgemm.epilogue import has_vectors
 from hgemm.problem import LAUNCH
 from hgemm.tensor_maps import ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, store_boxes
 
@@ -122,9 +124,14 @@ class WgmmaPlan(Plan):
             swap_ab=spec.swap_ab,
             pingpong=self.pingpong,
             f16_sums=spec.acc == "f16",
-            bias=spec.bias != "none",
+            bias=self.adds_vectors,
             cluster_splits=spec.schedule.splits if spec.schedule.kind == "split_k_cluster" else 0,
         )
+
+    @property
+    def adds_vectors(self) -> bool:
+        """Whether the epilogue loads a bias, or inputs of an expression."""
+        return self.spec.bias != "none" or has_vectors(self.spec.epilogue)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 
@@ -358,6 +365,9 @@ ADDS_C, C_AND_BIAS, C_AND_REDUCTION = 7, 9, 6
 BIAS_OF_COLUMNS, BIAS_AT_LAUNCH = 7, 8
 """In addition if a bias may have a value for each of a thread's columns, and if the launch decides its kind."""
 
+FURTHER_MATRIX = 0.25
+"""Per column of a subtile for each matrix of an expression after the first."""
+
 STREAM_K = 7
 """In addition for stream-K."""
 
@@ -379,7 +389,9 @@ def _estimate(plan: WgmmaPlan) -> int:
     spec, columns = plan.spec, plan.d.subtile_columns
     if spec.schedule.kind == "split_k_cluster":
         return max(plan.accumulator_registers, FEWEST_IN_CLUSTER) + IN_CLUSTER
-    bias, beta, reduces = spec.bias != "none", spec.beta, spec.schedule.in_workspace
+    matrices = spec.beta + count_of(spec.epilogue, "matrix")
+    bias, beta, reduces = plan.adds_vectors, matrices > 0, spec.schedule.in_workspace
+    along_columns = "column" if spec.swap_ab else "row"
     narrow = NARROW + NARROW_AND_C * beta + NARROW_AND_BIAS * bias + NARROW_AND_REDUCTION * reduces
     terms = (
         plan.reduction_registers if reduces else plan.accumulator_registers,
@@ -388,7 +400,8 @@ def _estimate(plan: WgmmaPlan) -> int:
         REDUCTION * reduces,
         narrow * columns * (plan.tile.n % columns > 0),
         (ADDS_C + C_AND_BIAS * bias + C_AND_REDUCTION * reduces) * beta,
-        BIAS_OF_COLUMNS * (spec.bias in (LAUNCH, "column" if spec.swap_ab else "row")),
+        BIAS_OF_COLUMNS * ((spec.bias in (LAUNCH, along_columns)) + count_of(spec.epilogue, along_columns)),
+        FURTHER_MATRIX * columns * max(0, matrices - 1),
         BIAS_AT_LAUNCH * (spec.bias == LAUNCH),
         STREAM_K * plan.streams,
         ODD_AND_REDUCTION * (plan.tile.n % 16 > 0 and reduces),

@@ -1,0 +1,202 @@
+"""Epilogues on the side of the generator: the functions that a request names, and the C++ of an expression."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from generator.errors import RequestError
+from hgemm.epilogue import NONE, Epilogue, EpilogueError, Node, parse_epilogue
+from hgemm.problem import AUX_BYTES
+
+# ==== From a request ====
+
+_IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
+
+
+def parse_field(text: str, what: str) -> str:
+    """Return the canonical text of a spec's epilogue: that of an expression, or `none`. It runs no file.
+
+    Raises: RequestError, which names the text as `what`.
+    """
+    if text == NONE:
+        return text
+    from hgemm.epilogue_language import epilogue_of  # imports `ast` and `inspect`
+
+    if _IN_FILE.fullmatch(text.strip()):
+        raise RequestError(f"{what} {text!a} names a Python file: only --epilogue on the command line runs one")
+    try:
+        found = epilogue_of(text)
+    except EpilogueError as error:
+        raise RequestError(f"{what}: {error}") from None
+    return found.text if found else NONE
+
+
+def texts_of(text: str) -> list[str]:
+    """Split a list of epilogues at its commas, but not inside parentheses."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [one.strip() for one in found if one.strip()]
+
+
+def resolved(text: str, folder: Path) -> str:
+    """Return a list of epilogues with each FILE.py:FUNCTION replaced by the text of its expression. This runs the file.
+
+    Fields: a path is relative to `folder`.
+    Raises: RequestError with the file and the line.
+    """
+    return ",".join(_resolved(one, folder) for one in texts_of(text))
+
+
+def _resolved(text: str, folder: Path) -> str:
+    named = _IN_FILE.fullmatch(text)
+    if not named:
+        return text
+    from hgemm.epilogue_language import trace
+
+    return trace(_function(folder / named["file"], named["function"])).text
+
+
+def _function(path: Path, name: str) -> Any:
+    """Run a Python file of the user, and return a function of it."""
+    if not path.is_file():
+        raise RequestError(f"epilogue {path}:{name}: the file does not exist")
+    unique = f"_epilogue_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(unique, path)
+    module = importlib.util.module_from_spec(spec)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises
+        raise RequestError(f"epilogue {path} cannot be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.dont_write_bytecode = writes
+    if not callable(getattr(module, name, None)):
+        raise RequestError(f"epilogue {path}:{name}: the file has no function {name}")
+    return getattr(module, name)
+
+
+# ==== To C++ ====
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+_LONG_STEPS = 8
+"""Steps from which an expression is long: its subtiles share one loop, as with a long activation."""
+
+
+def expression_of(text: str) -> Epilogue | None:
+    """Return the expression of a spec's field `epilogue`, None without one."""
+    return parse_epilogue(text)
+
+
+def operands_bytes(text: str) -> int:
+    """Return the bytes that the inputs add to the problem, a kernel's first argument."""
+    found = expression_of(text)
+    return AUX_BYTES * len(found.operands) if found else 0
+
+
+def is_long(text: str) -> bool:
+    """Tell whether an expression has many instructions."""
+    found = expression_of(text)
+    return bool(found) and found.steps > _LONG_STEPS
+
+
+def count_of(text: str, *kinds: str) -> int:
+    """Return how many inputs of an expression are of these kinds."""
+    found = expression_of(text)
+    return sum(one.kind in kinds for one in found.operands) if found else 0
+
+
+def template_values(text: str, dtype_d: str) -> dict[str, Any]:
+    """Return the template values of an epilogue: the type of the kernel's problem, and the expression, "" without one."""
+    found = expression_of(text)
+    count = len(found.operands) if found else 0
+    return {
+        "problem": f"ProblemWith<{count}>" if count else "Problem",
+        "expression": in_cpp(found, dtype_d) if found else "",
+    }
+
+
+def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
+    """Return the struct `Expression` of a Policy."""
+    operands = epilogue.operands
+    members = [
+        f"      Of<hgemm::AuxKind::{one.kind}, hgemm::{'f32' if one.kind == 'scalar' else one.of(dtype_d)}, {at}> {one.name}_;"
+        for at, one in enumerate(operands)
+    ]
+    loads = "".join(f" {one.name}_.load(at);" for one in operands)
+    lines = [f"      {_step(epilogue, at)}" for at in range(len(epilogue.nodes)) if epilogue.nodes[at].op not in _PLAIN]
+    return "\n".join(
+        [
+            *(f"  // {line}" for line in _wrapped(epilogue.formula)),
+            "  struct Expression {",
+            f"    static constexpr int operands = {len(operands)};",
+            "",
+            "    template <template <hgemm::AuxKind, class, int> class Of>",
+            "    struct Inputs {",
+            *members,
+            "      template <class Place>",
+            f"      HGEMM_DEVICE void load(Place const& at) {{{loads} }}",
+            "    };",
+            "",
+            "    template <class Given, class... At>",
+            "    HGEMM_DEVICE static float apply(float acc, Given const& given, hgemm::Problem const& problem, At... at) {",
+            *lines,
+            f"      return {_name(epilogue, len(epilogue.nodes) - 1)};",
+            "    }",
+            "  };",
+        ]
+    )
+
+
+_PLAIN = ("acc", "constant")
+"""Nodes that need no variable."""
+_MAX_COLUMNS = 116
+
+
+def _wrapped(text: str) -> list[str]:
+    lines = [""]
+    for word in text.split(" "):
+        if len(lines[-1]) + len(word) > _MAX_COLUMNS:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def _name(epilogue: Epilogue, at: int) -> str:
+    node = epilogue.nodes[at]
+    if node.op == "constant":
+        text = f"{node.value!r}"
+        return f"{text}f" if "." in text or "e" in text else f"{text}.f"
+    return "acc" if node.op == "acc" else f"x{at}"
+
+
+def _step(epilogue: Epilogue, at: int) -> str:
+    """Return the declaration of the result of a node."""
+    node = epilogue.nodes[at]
+    kind = "bool" if node.is_condition else "float"
+    return f"{kind} const x{at} = {_formula(epilogue, node)};"
+
+
+def _formula(epilogue: Epilogue, node: Node) -> str:
+    if node.op == "input":
+        given = epilogue.inputs[node.arguments[0]]
+        return f"problem.{given.name}" if given.in_problem else f"given.{given.name}_.number(at...)"
+    names = [_name(epilogue, one) for one in node.arguments]
+    if node.op in _INFIX:
+        return f"{names[0]} {_INFIX[node.op]} {names[1]}"
+    if node.op == "neg":
+        return f"-({names[0]})"
+    if node.op == "where":
+        return f"{names[0]} ? {names[1]} : {names[2]}"
+    if node.op in ("f16", "bf16"):
+        return f"hgemm::expression::rounded<hgemm::{node.op}>({names[0]})"
+    return f"hgemm::expression::{node.op}({', '.join(names)})"

@@ -1,0 +1,489 @@
+"""The language of epilogues: types of inputs, functions, and the tracer that makes an expression from a Python function.
+
+    from hgemm.epilogue_language import Column, Matrix, Row, Scalar, gelu
+
+    def epilogue(acc, bias: Row, scale: Column["f32"], residual: Matrix, alpha: Scalar):
+        return gelu(alpha * acc + bias) * scale + residual
+
+The function is called once, with objects that note each operation. So `if` and `while` on its values do not work, and loops over
+Python numbers do. A text, such as "relu(alpha * acc + bias)", is parsed with Python's `ast`, and never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+from hgemm.dtypes import OUTPUTS, type_word
+from hgemm.epilogue import (
+    MAX_NODES,
+    MAX_TEXT,
+    OPERATIONS,
+    Epilogue,
+    EpilogueError,
+    Input,
+    Node,
+    as_f32,
+    canonical,
+    check_conditions,
+    check_name,
+    parse_epilogue,
+)
+from hgemm.errors import closest_words
+
+# ==== Types of inputs ====
+
+
+@dataclass(frozen=True)
+class InputType:
+    """The type of an input: `Row`, or with the type of its elements, `Row["f32"]`. Without one, it is that of D."""
+
+    kind: str
+    dtype: str = ""
+
+    def __getitem__(self, dtype: Any) -> InputType:
+        dtype = getattr(dtype, "__name__", dtype)  # f32, the function of this module
+        word = type_word(dtype) if isinstance(dtype, str) else ""
+        if self.kind == "scalar":
+            raise EpilogueError("Scalar has no type in brackets: scalars are f32")
+        if word not in OUTPUTS:
+            raise EpilogueError(f"{self}[{dtype!r}]: use one of {', '.join(OUTPUTS)}")
+        return InputType(self.kind, word)
+
+    def __str__(self) -> str:
+        return self.kind.capitalize() + (f"['{self.dtype}']" if self.dtype else "")
+
+
+Scalar, Row, Column, Matrix = (InputType(kind) for kind in ("scalar", "row", "column", "matrix"))
+TYPES = {"Scalar": Scalar, "Row": Row, "Column": Column, "Matrix": Matrix}
+USUAL = {"alpha": Scalar, "beta": Scalar, "bias": Row}
+"""Types of inputs that need no annotation."""
+
+
+def type_of(name: str, annotation: Any) -> InputType:
+    """Return the type of an input. Raises: EpilogueError if it has none, or an unknown one."""
+    if isinstance(annotation, str):
+        annotation = _written_type(ast.parse(annotation.strip(), mode="eval").body) if annotation.strip() else None
+    if annotation is None and name in USUAL:
+        return USUAL[name]
+    if annotation is None:
+        raise EpilogueError(
+            f"`{name}` has no type; write {name}: Matrix or {name}: Matrix['f16'] (or Row, Column, Scalar)"
+        )
+    if not isinstance(annotation, InputType):
+        raise EpilogueError(f"`{name}` has type {annotation!r}; use Row, Column, Matrix or Scalar")
+    return annotation
+
+
+def _written_type(node: ast.expr) -> InputType:
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Constant, ast.Name)):
+        dtype = node.slice.value if isinstance(node.slice, ast.Constant) else node.slice.id
+        return _written_type(node.value)[dtype]
+    word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    if word not in TYPES:
+        raise EpilogueError(f"`{ast.unparse(node)}` is not a type; use {', '.join(TYPES)}")
+    return TYPES[word]
+
+
+# ==== Values ====
+
+_ORDER = count()
+
+
+class Value:
+    """A value in an expression. Its operators note what they compute."""
+
+    __array_ufunc__ = None
+    __hash__ = object.__hash__
+
+    def __init__(
+        self, op: str, arguments: tuple[Value, ...] = (), value: float = 0.0, given: Input | None = None
+    ) -> None:
+        self.op, self.arguments, self.value, self.given, self.order = op, arguments, value, given, next(_ORDER)
+
+    @property
+    def is_condition(self) -> bool:
+        return self.op in OPERATIONS and OPERATIONS[self.op].compares
+
+    def __add__(self, other: Any) -> Value:
+        return _made("add", self, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return _made("add", other, self)
+
+    def __sub__(self, other: Any) -> Value:
+        return _made("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return _made("sub", other, self)
+
+    def __mul__(self, other: Any) -> Value:
+        return _made("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return _made("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Value:
+        return _made("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return _made("div", other, self)
+
+    def __neg__(self) -> Value:
+        return _made("neg", self)
+
+    def __pos__(self) -> Value:
+        return self
+
+    def __abs__(self) -> Value:
+        return _made("abs", self)
+
+    def __pow__(self, power: Any) -> Value:
+        if power == 0.5:
+            return _made("sqrt", self)
+        if power not in (2, 3, 4):
+            raise EpilogueError(f"x ** {power} is not supported; the powers are 2, 3, 4 and 0.5")
+        square = self * self
+        return square if power == 2 else square * self if power == 3 else square * square
+
+    def __lt__(self, other: Any) -> Value:
+        return _made("lt", self, other)
+
+    def __le__(self, other: Any) -> Value:
+        return _made("le", self, other)
+
+    def __gt__(self, other: Any) -> Value:
+        return _made("lt", other, self)
+
+    def __ge__(self, other: Any) -> Value:
+        return _made("le", other, self)
+
+    def __eq__(self, other: Any) -> Value:  # type: ignore[override]
+        return _made("eq", self, other)
+
+    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
+        return _made("ne", self, other)
+
+    def __bool__(self) -> bool:
+        raise EpilogueError(
+            "a value of the epilogue is not known while it is traced: use where(condition, x, y) for `if`, "
+            "maximum(x, y) for `max`, minimum(x, y) for `min`"
+        )
+
+    def __float__(self) -> float:
+        raise EpilogueError(
+            "a value of the epilogue is not a Python number: use the functions of hgemm.epilogue_language"
+        )
+
+    __int__ = __index__ = __float__
+
+    def __iter__(self) -> Iterator[Any]:
+        raise EpilogueError("a value of the epilogue is one element of D: it has no axes")
+
+
+def _value(one: Any) -> Value:
+    if isinstance(one, Value):
+        return one
+    if isinstance(one, (int, float)) and not isinstance(one, bool):
+        return Value("constant", value=as_f32(one))
+    raise EpilogueError(f"{type(one).__name__} {str(one)!a:.40} is not a value of the epilogue, and not a number")
+
+
+def _made(op: str, *arguments: Any) -> Value:
+    values = tuple(map(_value, arguments))
+    check_conditions(op, [value.is_condition for value in values])
+    return Value(op, values)
+
+
+# ==== Functions ====
+
+
+def _function(op: str, text: str) -> Callable[..., Value]:
+    def function(*arguments: Any) -> Value:
+        if len(arguments) != OPERATIONS[op].arguments:
+            raise EpilogueError(f"{op} takes {OPERATIONS[op].arguments} arguments, not {len(arguments)}")
+        return _made(op, *arguments)
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = text
+    return function
+
+
+minimum = _function("minimum", "Return the smaller of two numbers; if one is NaN, the other one.")
+maximum = _function("maximum", "Return the larger of two numbers; if one is NaN, the other one.")
+where = _function("where", "Return the second argument where the first, a comparison, holds, and the third elsewhere.")
+exp = _function("exp", "Return e to the power of x.")
+log = _function("log", "Return the natural logarithm of x.")
+tanh = _function("tanh", "Return the hyperbolic tangent of x.")
+sigmoid = _function("sigmoid", "Return 1 / (1 + exp(-x)).")
+sqrt = _function("sqrt", "Return the square root of x.")
+rsqrt = _function("rsqrt", "Return 1 / sqrt(x).")
+erf = _function("erf", "Return the error function of x.")
+softplus = _function("softplus", "Return log(1 + exp(x)).")
+relu = _function("relu", "Return x where it is positive, and 0 elsewhere. NaN stays NaN.")
+gelu = _function("gelu", "Return x * (1 + erf(x / sqrt(2))) / 2.")
+silu = _function("silu", "Return x / (1 + exp(-x)).")
+f16 = _function("f16", "Round x to f16.")
+bf16 = _function("bf16", "Round x to bf16.")
+
+
+def absolute(x: Any) -> Value:
+    """Return the absolute value of x, as `abs(x)` does."""
+    return _made("abs", x)
+
+
+def f32(x: Any) -> Value:
+    """Return x. Values of an epilogue are f32 already."""
+    return _value(x)
+
+
+def leaky_relu(x: Any, slope: Any = 0.01) -> Value:
+    """Return x where it is not negative, and slope * x elsewhere."""
+    return where(_value(x) < 0.0, slope * _value(x), x)
+
+
+def gelu_tanh(x: Any) -> Value:
+    """Return the approximation of gelu by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    x = _value(x)
+    return x * sigmoid(1.5957691216057308 * (x + 0.044715 * (x * x * x)))
+
+
+def hardswish(x: Any) -> Value:
+    """Return x * clamp(x + 3, 0, 6) / 6."""
+    return _value(x) * (clamp(x + 3.0, 0.0, 6.0) * (1.0 / 6.0))
+
+
+def clamp(x: Any, low: Any, high: Any) -> Value:
+    """Return x, but at least `low` and at most `high`."""
+    return minimum(maximum(x, low), high)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Value]] = {
+    **{one.__name__: one for one in (minimum, maximum, where, exp, log, tanh, sigmoid, sqrt, rsqrt, erf, softplus)},
+    **{one.__name__: one for one in (relu, leaky_relu, gelu, gelu_tanh, silu, hardswish, clamp, f16, bf16, f32)},
+    "abs": absolute,
+    "min": minimum,
+    "max": maximum,
+}
+"""The functions of texts, by name. In Python, `abs` is the built-in function, and `min` and `max` are `minimum` and `maximum`."""
+
+
+@lru_cache(1024)
+def as_epilogue(epilogue: Any) -> Epilogue | None:
+    """Return the expression of a function, of a text, or of an expression itself. A function is traced once."""
+    if isinstance(epilogue, Epilogue):
+        return epilogue
+    return epilogue_of(epilogue) if isinstance(epilogue, str) else trace(epilogue)
+
+
+# ==== From a function ====
+
+
+def trace(function: Callable[..., Any]) -> Epilogue:
+    """Return the expression of a Python function of the accumulator and of inputs with types.
+
+    Raises: EpilogueError with the file and the line of the function.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None:
+        raise EpilogueError(f"an epilogue is a Python function, not a {type(function).__name__}")
+    values: list[Value] = []
+    for at, parameter in enumerate(inspect.signature(function).parameters.values()):
+        try:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise EpilogueError(f"`{parameter}` has no fixed number of inputs: name each one")
+            if at == 0:
+                values.append(Value("acc"))
+                continue
+            check_name(parameter.name)
+            annotation = None if parameter.annotation is parameter.empty else parameter.annotation
+            found = type_of(parameter.name, annotation)
+            values.append(Value("input", given=Input(parameter.name, found.kind, found.dtype)))
+        except (EpilogueError, SyntaxError) as error:
+            raise EpilogueError(f"{code.co_filename}:{_line_of(function, parameter.name)}: {error}") from None
+    if not values:
+        raise EpilogueError(
+            f"{code.co_filename}:{code.co_firstlineno}: the first argument is the accumulator; there is none"
+        )
+    try:
+        return expression_of(function(*values))
+    except Exception as error:  # whatever the user's function raises, the message names its line
+        raise EpilogueError(f"{code.co_filename}:{_raised_at(error, function)}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, EpilogueError) else f"{type(error).__name__}: {error}"
+
+
+def _raised_at(error: Exception, function: Callable[..., Any]) -> int:
+    """Return the line in the function's file that raised an error."""
+    line, step = function.__code__.co_firstlineno, error.__traceback__
+    while step:
+        if step.tb_frame.f_code.co_filename == function.__code__.co_filename:
+            line = step.tb_lineno
+        step = step.tb_next
+    return line
+
+
+def _line_of(function: Callable[..., Any], parameter: str) -> int:
+    """Return the line of a parameter, or of the function if its source is not available."""
+    first = function.__code__.co_firstlineno
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        return first
+    return next(
+        (first + at for at, line in enumerate(lines) if f"{parameter}" in line.replace(",", " ").split()), first
+    )
+
+
+def expression_of(result: Any) -> Epilogue:
+    """Return the canonical expression of a traced result. Raises: EpilogueError if it is none."""
+    if isinstance(result, (tuple, list)):
+        raise EpilogueError(f"the epilogue returns {len(result)} results; one matrix, D, is supported")
+    if result is None:
+        raise EpilogueError("the epilogue returns nothing; end it with `return`")
+    result = _value(result)
+    order, seen = [], {id(result)}
+    pending = [result]
+    while pending:
+        value = pending.pop()
+        order.append(value)
+        for argument in value.arguments:
+            if id(argument) not in seen:
+                seen.add(id(argument))
+                pending.append(argument)
+        if len(order) > 4 * MAX_NODES:
+            raise EpilogueError(f"the expression has more than {MAX_NODES} steps")
+    order.sort(key=lambda value: value.order)  # arguments are made before what uses them
+    places = {id(value): at for at, value in enumerate(order)}
+    inputs = tuple({value.given: None for value in order if value.given})
+    nodes = [
+        Node("input", (inputs.index(value.given),))
+        if value.given
+        else Node(value.op, tuple(places[id(one)] for one in value.arguments), value.value)
+        for value in order
+    ]
+    return canonical(inputs, nodes, places[id(result)])
+
+
+# ==== From a text ====
+
+_OPERATORS = {
+    ast.Add: "__add__",
+    ast.Sub: "__sub__",
+    ast.Mult: "__mul__",
+    ast.Div: "__truediv__",
+    ast.Pow: "__pow__",
+    ast.USub: "__neg__",
+    ast.UAdd: "__pos__",
+    ast.Lt: "__lt__",
+    ast.LtE: "__le__",
+    ast.Gt: "__gt__",
+    ast.GtE: "__ge__",
+    ast.Eq: "__eq__",
+    ast.NotEq: "__ne__",
+}
+_MAX_DEPTH = 100
+
+
+def epilogue_of(text: str) -> Epilogue | None:
+    """Return the expression of a text: JSON, `none`, or types and a formula as in Python, such as
+
+        relu(alpha * acc + bias)
+        scale: Column; residual: Matrix['f16']; y = gelu(acc) * scale; y + residual
+
+    The text is parsed and never run.
+    Raises: EpilogueError with the part that is not supported.
+    """
+    text = text.strip()
+    if text.startswith("{") or text == "none":
+        return parse_epilogue(text)
+    if len(text) > MAX_TEXT:
+        raise EpilogueError(f"the text of an expression has {len(text)} characters; the limit is {MAX_TEXT}")
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError as error:
+        raise EpilogueError(
+            f"epilogue {text!a:.80} is not an expression: {error.msg} at character {error.offset}"
+        ) from None
+    except (ValueError, MemoryError, RecursionError):
+        raise EpilogueError(f"epilogue {text!a:.80} is not an expression") from None
+    return _Text().read(statements, text)
+
+
+class _Text:
+    """Reads the statements of a text: types of inputs, names of results, and the result."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {"acc": Value("acc")}
+
+    def read(self, statements: list[ast.stmt], text: str) -> Epilogue:
+        result = None
+        for statement in statements:
+            if result is not None:
+                raise EpilogueError(f"epilogue {text!a:.80} has a statement after its result")
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and not statement.value:
+                self._declare(statement.target.id, _written_type(statement.annotation))
+            elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                self.names[statement.targets[0].id] = self._value(statement.value)
+            elif isinstance(statement, (ast.Expr, ast.Return)) and statement.value:
+                result = self._value(statement.value)
+            else:
+                raise EpilogueError(f"`{ast.unparse(statement)}` is not supported in an epilogue")
+        return expression_of(result)
+
+    def _declare(self, name: str, found: InputType) -> None:
+        if name in self.names:
+            raise EpilogueError(f"`{name}` has a value or a type already")
+        check_name(name)
+        self.names[name] = Value("input", given=Input(name, found.kind, found.dtype))
+
+    def _value(self, node: ast.expr, depth: int = 0) -> Any:
+        if depth > _MAX_DEPTH:
+            raise EpilogueError(f"the expression is nested more than {_MAX_DEPTH} times")
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+            return node.value if isinstance(node.value, int) and abs(node.value) < 2**24 else as_f32(node.value)
+        if isinstance(node, ast.Name):
+            return self._named(node.id)
+        if isinstance(node, ast.Tuple):
+            return tuple(self._value(one, depth + 1) for one in node.elts)
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            left, right = (self._value(one, depth + 1) for one in (node.left, node.right))
+            return self._applied(_OPERATORS[type(node.op)], left, right)
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+            return self._applied(_OPERATORS[type(node.op)], self._value(node.operand, depth + 1))
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
+            left, right = (self._value(one, depth + 1) for one in (node.left, node.comparators[0]))
+            return self._applied(_OPERATORS[type(node.ops[0])], left, right)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+            return self._called(node.func.id, [self._value(one, depth + 1) for one in node.args])
+        raise EpilogueError(f"`{ast.unparse(node)}` is not supported in an epilogue")
+
+    def _applied(self, method: str, first: Any, *others: Any) -> Value:
+        """Apply an operator. Only a power of two numbers, such as 2 ** 3, needs none of ours."""
+        return getattr(_value(first), method)(*others)
+
+    def _called(self, name: str, arguments: list[Any]) -> Value:
+        if name not in FUNCTIONS:
+            near = closest_words(name, FUNCTIONS)
+            hint = f"did you mean {near[0]}?" if near else f"the functions are {', '.join(sorted(FUNCTIONS))}"
+            raise EpilogueError(f"an epilogue has no function {name}: {hint}")
+        try:
+            return FUNCTIONS[name](*arguments)
+        except TypeError as error:
+            raise EpilogueError(f"{name}: {error}") from None
+
+    def _named(self, name: str) -> Any:
+        if name not in self.names:
+            if name not in USUAL:
+                raise EpilogueError(
+                    f"`{name}` has no type; write '{name}: Matrix; ...' (or Row, Column, Scalar) before the formula"
+                )
+            self._declare(name, USUAL[name])
+        return self.names[name]

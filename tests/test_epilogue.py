@@ -1,0 +1,390 @@
+"""Epilogues as expressions: the tracer, the text form, the canonical value, and the bound of the reference."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, subject_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from generator import epilogue as emission
+from generator.build.emit import emit
+from generator.build.pipeline import planned
+from generator.errors import RequestError
+from generator.proof.executor import HostToolchain
+from generator.proof.proving import prove
+from generator.spec import parse_field
+from generator.sweep import read_spec_file, sweep
+from hgemm.dispatch_table import kind_of
+from hgemm.epilogue import MAX_INPUTS, OPERATIONS, Epilogue, EpilogueError, parse_epilogue
+from hgemm.epilogue_language import (
+    FUNCTIONS,
+    Column,
+    Matrix,
+    Row,
+    Scalar,
+    clamp,
+    epilogue_of,
+    f32,
+    gelu,
+    maximum,
+    trace,
+    where,
+)
+from hgemm.epilogue_reference import OPERATIONS as BOUNDS
+from hgemm.epilogue_reference import Interval, evaluate
+from hgemm.launch_traits import LaunchTraits
+from hgemm.problem import Kind, kind_supports
+
+
+def example(acc, bias: Row, scale: Column[f32], residual: Matrix, alpha: Scalar):
+    return gelu(alpha * acc + bias) * scale + residual
+
+
+# ---- The language ----------------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_traced_to_its_formula() -> None:
+    found = trace(example)
+    assert found.formula == "gelu(acc * alpha + bias) * scale + residual"
+    assert [str(one) for one in found.inputs] == [
+        "alpha: Scalar",
+        "bias: Row",
+        "scale: Column['f32']",
+        "residual: Matrix",
+    ]
+    assert [one.name for one in found.operands] == ["bias", "scale", "residual"]  # alpha is the problem's
+
+
+def test_equal_expressions_have_one_text() -> None:
+    def other(acc, alpha, bias, residual: Matrix, scale: Column["float32"]):  # noqa: F821, UP037
+        return residual + scale * gelu(bias + acc * alpha)
+
+    assert trace(other) == trace(example) == parse_epilogue(trace(example).text)
+    assert epilogue_of("acc - 1.0") != epilogue_of("1.0 - acc")
+
+
+def test_common_parts_are_computed_once() -> None:
+    found = epilogue_of("y = acc * 2; z = acc * 2.0; y * exp(z) + y")
+    assert found.formula == "t0 = acc * 2.0; exp(t0) * t0 + t0"
+
+
+ILLEGAL = [
+    ("relu(acc", "is not an expression"),
+    ("acc + scale", "`scale` has no type; write 'scale: Matrix; ...'"),
+    ("bias", "does not depend on the accumulator"),
+    ("acc < 1", "the result is a condition"),
+    ("where(acc, 1, 2)", "must be a comparison"),
+    ("acc + (acc < 1)", "add takes numbers"),
+    ("(acc, acc)", "returns 2 results; one matrix, D, is supported"),
+    ("__import__('os').system('true')", "is not supported"),
+    ("acc.real", "`acc.real` is not supported"),
+    ("[x for x in acc]", "is not supported"),
+    ("lambda: acc", "is not supported"),
+    ("gleu(acc)", "no function gleu: did you mean gelu?"),
+    ("acc ** 5", "the powers are 2, 3, 4 and 0.5"),
+    ("acc * 1e40", "is not a finite float"),
+    ("acc * 10 ** 10 ** 10", "is not supported"),
+    ("max(acc)", "takes 2 arguments"),
+    ("x: Row['f8']; acc + x", "use one of f16, bf16, f32"),
+    ("a: Row; acc + a", "no input can be named a"),
+    ("Bias: Row; acc + Bias", "use a to z"),
+    ("(" * 250 + "acc" + ")" * 250, "is not an expression"),
+    ("-" * 3000 + "acc", "is not an expression"),
+    ("acc" + " + acc" * 300, "nested more than"),
+    ("; ".join(f"x{i}: Row" for i in range(9)) + "; acc + " + " + ".join(f"x{i}" for i in range(9)), "has 9 inputs"),
+]
+
+
+@pytest.mark.parametrize("text, message", ILLEGAL, ids=[text[:24] for text, _ in ILLEGAL])
+def test_an_illegal_text_is_rejected_with_the_reason(text: str, message: str) -> None:
+    with pytest.raises(RequestError, match="^[^\n]*$") as caught:
+        parse_field("epilogue", text)
+    assert message in str(caught.value)
+
+
+def by_branch(acc, bias: Row):
+    y = acc + bias
+    if y > 0:
+        return y
+    return -y
+
+
+def without_type(
+    acc,
+    residual,
+):
+    return acc + residual
+
+
+def by_math(acc):
+    return math.exp(acc)
+
+
+def by_numpy(acc):
+    return np.exp(acc)
+
+
+def by_builtin(acc):
+    return max(acc, 0.0)
+
+
+@pytest.mark.parametrize(
+    "function, line, message",
+    [
+        (by_branch, 2, "where(condition, x, y) for `if`"),
+        (without_type, 2, "`residual` has no type; write residual: Matrix"),
+        (by_math, 1, "not a Python number"),
+        (by_numpy, 1, "TypeError"),
+        (by_builtin, 1, "maximum(x, y) for `max`"),
+        (lambda: 1, 0, "the first argument is the accumulator"),
+        (lambda acc, *rest: acc, 0, "no fixed number of inputs"),
+        (lambda acc: None, 0, "returns nothing"),
+        (lambda acc: acc + "1", 0, "str '1' is not a value"),
+    ],
+)
+def test_an_error_names_the_line_of_the_function(function, line: int, message: str) -> None:
+    with pytest.raises(EpilogueError) as caught:
+        trace(function)
+    where_, _, reason = str(caught.value).partition(": ")
+    assert where_ == f"{Path(__file__)}:{function.__code__.co_firstlineno + line}"
+    assert message in reason
+
+
+def test_a_file_names_a_function(tmp_path: Path) -> None:
+    path = tmp_path / "my_epilogues.py"
+    path.write_text(
+        "from hgemm.epilogue_language import Row, relu\n\n\ndef shifted(acc, bias: Row):\n    return relu(acc + bias)\n"
+    )
+    first, second = emission.texts_of(emission.resolved("my_epilogues.py:shifted,relu(acc)", tmp_path))
+    assert parse_epilogue(first) == epilogue_of("relu(acc + bias)") and second == "relu(acc)"
+    for text, message in (("no.py:f", "does not exist"), ("my_epilogues.py:g", "has no function g")):
+        with pytest.raises(RequestError, match=message):
+            emission.resolved(text, tmp_path)
+    with pytest.raises(RequestError, match="only --epilogue on the command line"):
+        parse_field("epilogue", f"{path}:shifted")  # a record must not run a file
+    spec_file = tmp_path / "spec.toml"
+    spec_file.write_text('arch = "sm_80"\ntile = "64x64x32"\nepilogue = "my_epilogues.py:shifted"\n')
+    with pytest.raises(RequestError, match="only --epilogue on the command line"):
+        read_spec_file(spec_file)
+    spec_file.write_text('arch = "sm_80"\ntile = "64x64x32"\nepilogue = ["none", "max(acc, bias)"]\n')
+    assert len(sweep(read_spec_file(spec_file)).plans) == 2
+
+
+def test_a_list_is_split_outside_of_parentheses() -> None:
+    assert emission.texts_of("max(acc, 0), clamp(acc, 0, 6) ,none") == ["max(acc, 0)", "clamp(acc, 0, 6)", "none"]
+    asked = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "none,relu(acc + bias),max(acc, 0)"}])
+    assert [plan.spec.beta for plan in asked.plans] == [True, False, False]
+
+
+# ---- The value -------------------------------------------------------------------------------------------------------
+
+MUTATIONS = [
+    lambda one: one | {"more": 1},
+    lambda one: one | {"nodes": []},
+    lambda one: one | {"nodes": one["nodes"] * 200},
+    lambda one: one | {"nodes": [["acc"], ["add", 0, 1]]},
+    lambda one: one | {"nodes": [["acc"], ["add", 0, -1]]},
+    lambda one: one | {"nodes": [["acc"], ["add", 0, True]]},
+    lambda one: one | {"nodes": [["acc"], ["eval", 0]]},
+    lambda one: one | {"nodes": [["acc"], ["constant", "1"]]},
+    lambda one: one | {"nodes": [["acc"], ["constant", 1.0]]},
+    lambda one: one | {"nodes": ["acc"]},
+    lambda one: one | {"inputs": [["x; y", "row"]]},
+    lambda one: one | {"inputs": [["bias", "tensor"]]},
+    lambda one: one | {"inputs": [["bias", "row", "f64"]]},
+    lambda one: one | {"inputs": [["bias", "row"], ["bias", "row"]]},
+    lambda one: one | {"inputs": 3},
+    lambda one: [one],
+]
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS)
+def test_a_mutated_text_is_rejected(mutate) -> None:
+    document = json.loads(trace(example).text)
+    with pytest.raises(EpilogueError):
+        parse_epilogue(json.dumps(mutate(document), separators=(",", ":")))
+
+
+def test_other_texts_of_an_expression_are_rejected() -> None:
+    text = trace(example).text
+    for other in (text.replace(":", ": "), text.replace('"acc"', '"\\u0061cc"'), "[" * 9000, "{" + " " * 20_000):
+        with pytest.raises(EpilogueError):
+            parse_epilogue(other)
+
+
+def test_a_kind_has_the_hash_of_the_expression() -> None:
+    expression, plain = Kind(epilogue=trace(example).hash), Kind()
+    assert Kind.from_code(expression.code) == expression and Kind.from_code(plain.code) == plain
+    assert not kind_supports(expression.code, plain.code) and not kind_supports(plain.code, expression.code)
+    assert Kind.from_code(Kind(epilogue="00000000").code).epilogue == "00000000"
+
+
+def test_all_tables_have_every_operation() -> None:
+    assert OPERATIONS.keys() == BOUNDS.keys()
+    for name, operation in OPERATIONS.items():
+        numbers = ["acc", "acc * 3.0", "1.0"][: operation.arguments]
+        if name in FUNCTIONS and name != "where":
+            assert emission.in_cpp(epilogue_of(f"{name}({', '.join(numbers)})"), "f16")
+
+
+# ---- The bound -------------------------------------------------------------------------------------------------------
+
+F = np.float32
+
+
+def _sigmoid(x):
+    return F(1) / (F(1) + np.exp(-x))
+
+
+IN_F32 = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "minimum": np.fmin,
+    "maximum": np.fmax,
+    "neg": lambda x: -x,
+    "abs": np.abs,
+    "lt": np.less,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "where": np.where,
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: F(1) / np.sqrt(x),
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "erf": lambda x: np.frompyfunc(math.erf, 1, 1)(x).astype(F),
+    "softplus": lambda x: np.fmax(x, F(0)) + np.log1p(np.exp(-np.abs(x))),
+    "relu": lambda x: np.where(x < 0, F(0), x),
+    "gelu": lambda x: (x * F(0.5) * (F(1) + np.frompyfunc(math.erf, 1, 1)(x * F(math.sqrt(0.5))).astype(F))).astype(F),
+    "silu": lambda x: x * _sigmoid(x),
+    "f16": lambda x: x.astype(np.float16).astype(F),
+    "bf16": lambda x: (
+        ((x.view(np.uint32) + 0x7FFF + (x.view(np.uint32) >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(F)
+    ),
+}
+"""Operations in f32, as a device may compute them."""
+
+
+def in_f32(epilogue: Epilogue, acc: np.ndarray, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    found = []
+    with np.errstate(all="ignore"):
+        for node in epilogue.nodes:
+            if node.op == "acc":
+                found.append(acc.astype(F))
+            elif node.op == "input":
+                found.append(
+                    np.broadcast_to(inputs[epilogue.inputs[node.arguments[0]].name].astype(F), acc.shape).copy()
+                )
+            elif node.op == "constant":
+                found.append(np.full(acc.shape, node.value, F))
+            else:
+                found.append(np.asarray(IN_F32[node.op](*(found[one] for one in node.arguments))))
+    return found[-1]
+
+
+@st.composite
+def expressions(draw: st.DrawFn) -> str:
+    """Return a random expression of depth 1 to 8."""
+    leaves = ["acc", "acc", "bias", "scale", "residual", "gain", "alpha", "0.5", "-1.25", "3.0"]
+    unary = [name for name, one in OPERATIONS.items() if one.arguments == 1]
+    binary = ["{} + {}", "{} - {}", "{} * {}", "{} / {}", "maximum({}, {})", "minimum({}, {})"]
+
+    def part(depth: int) -> str:
+        kind = draw(st.integers(0, 9)) if depth else 0
+        if kind < 2:
+            return draw(st.sampled_from(leaves))
+        if kind < 5:
+            name = draw(st.sampled_from(unary))
+            return f"-({part(depth - 1)})" if name == "neg" else f"{name}({part(depth - 1)})"
+        if kind < 9:
+            return "(" + draw(st.sampled_from(binary)).format(part(depth - 1), part(depth - 1)) + ")"
+        sign = draw(st.sampled_from(["<", "<=", ">", ">=", "==", "!="]))
+        return f"where({part(depth - 1)} {sign} {part(depth - 1)}, {part(depth - 1)}, {part(depth - 1)})"
+
+    return f"gain: Scalar; scale: Column; residual: Matrix['f32']; acc * 0.25 + {part(draw(st.integers(1, 5)))}"
+
+
+@settings(max_examples=200, deadline=None)
+@given(expressions(), st.integers(0, 2**32 - 1))
+def test_results_in_f32_lie_in_the_interval(text: str, seed: int) -> None:
+    try:
+        found = epilogue_of(text)
+    except EpilogueError:  # a constant part, such as log(-1.25) of nothing but numbers, stays an expression
+        return
+    rng = np.random.default_rng(seed)
+    exact = rng.standard_normal((2, 5, 7)) * rng.choice([0.1, 1.0, 20.0])
+    acc = exact.astype(F)
+    shapes = {"bias": (1, 1, 7), "scale": (2, 5, 1), "residual": (2, 5, 7), "gain": (1, 1, 1), "alpha": (1, 1, 1)}
+    inputs = {name: rng.standard_normal(size).astype(F).astype(np.float64) for name, size in shapes.items()}
+    interval = evaluate(found, Interval.around(exact, np.abs(exact - acc)), inputs)
+    result, bounded = in_f32(found, acc, inputs), ~np.isnan(interval.exact)
+    assert np.all((interval.low <= result) & (result <= interval.high) | ~bounded)
+
+
+@settings(max_examples=100, deadline=None)
+@given(expressions())
+def test_a_random_expression_reads_back(text: str) -> None:
+    found = epilogue_of(text)
+    assert parse_epilogue(found.text) == found
+    assert epilogue_of(str(found)) == found
+    assert len(found.operands) <= MAX_INPUTS and emission.in_cpp(found, "f16")
+
+
+def test_no_bound_where_a_result_is_undefined() -> None:
+    acc = np.array([[[-1.0, 0.0, 4.0]]])
+    found = evaluate(epilogue_of("log(acc)"), Interval.around(acc), {})
+    assert np.array_equal(np.isnan(found.exact), [[[True, True, False]]])
+    found = evaluate(epilogue_of("where(acc > 1, sqrt(acc), 0)"), Interval.around(acc), {})
+    assert np.array_equal(found.exact, [[[0.0, 0.0, 2.0]]])
+
+
+def test_an_uncertain_comparison_takes_both_branches() -> None:
+    acc = Interval.around(np.array([[[1.0, 1.5]]]), 0.1)
+    found = evaluate(trace(lambda acc: where(acc < 1.05, maximum(acc, 5.0), clamp(acc, -1.0, 0.0))), acc, {})
+    assert found.error[0, 0, 0] >= 5.0 and found.error[0, 0, 1] < 0.1
+
+
+def test_a_kernel_with_an_expression_is_of_another_kind() -> None:
+    plans = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "none,relu(acc + bias)"}]).plans
+    plain, other = (LaunchTraits.of(planned(emit(plan, ROOT / "templates"))) for plan in plans)
+    assert kind_of(plain).epilogue == "none" and kind_of(other).epilogue == epilogue_of("relu(acc + bias)").hash
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", range(12))
+def test_a_kernel_of_each_example_is_proved(at: int, hasty_workshop: HostToolchain) -> None:
+    """The kernels are of all families in turn."""
+    text = (ROOT / "examples/epilogues.py").read_text()
+    names = [one.name for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
+    assert len(names) == 12
+    (plan,) = sweep(
+        [FAMILIES[at % 4] | {"epilogue": emission.resolved(f"examples/epilogues.py:{names[at]}", ROOT)}]
+    ).plans
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop).checks
+    assert not [check.reason for check in checks if not check.passed]
+
+
+FAMILIES = (
+    {"arch": "sm_80", "tile": "64x64x32"},
+    {"arch": "sm_90a", "tile": "64x64x64"},
+    {"arch": "sm_90a", "tile": "128x64x64", "swap_ab": "on"},
+    {"arch": "sm_90", "tile": "64x64x32", "copy": "tma"},
+)
+
+
+@pytest.mark.slow
+def test_a_proof_needs_a_bound(hasty_workshop: HostToolchain) -> None:
+    (plan,) = sweep([{**FAMILIES[0], "epilogue": "sqrt(-1.0 - abs(acc))"}]).plans
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop).checks
+    assert "no element has an error bound in any case" in checks[-1].reason

@@ -1,0 +1,194 @@
+"""Calls of kernels with an expression from Python: selection, inputs, and checks, on a driver that computes on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from computing_driver import ComputingDriver, Cuda
+from fake_driver import SUCCESS, unpack
+from records import make_record, resources_of
+from simulated import accumulate, elements
+from test_matmul import numbers, product
+
+import hgemm
+import hgemm.device
+from generator.spec import symbol_of
+from generator.store.library import Library as Store
+from generator.sweep import sweep
+from hgemm import Library, ProblemError
+from hgemm.dtypes import decode, encode
+from hgemm.epilogue_language import Column, Matrix, Row, Scalar, relu
+from hgemm.epilogue_reference import Interval, evaluate
+from hgemm.errors import UnsupportedError
+from hgemm.launch import matrices
+from hgemm.launch_traits import INPUT
+from hgemm.problem import AUX_BYTES, PROBLEM_BYTES, Aux
+from hgemm.selection_query import SelectionQuery, Target
+
+
+def fused(acc, bias: Row, scale: Column, residual: Matrix[f32], gain: Scalar, alpha: Scalar):  # noqa: F821
+    return relu(alpha * acc + bias) * scale * gain + residual
+
+
+class ExpressionDriver(ComputingDriver):
+    """Computes the expression of each launch."""
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        traits = self.traits[function]
+        self.symbols.append(function)
+        address = ctypes.c_void_p.from_address(parameters).value
+        problem = unpack(ctypes.string_at(address, PROBLEM_BYTES))
+        places = [address + PROBLEM_BYTES + AUX_BYTES * at for at in range(len(traits.epilogue.operands))]
+        problem = replace(
+            problem, aux=tuple(Aux(*struct.unpack("<Qqqf4x", ctypes.string_at(one, 32))) for one in places)
+        )
+        self.compute(traits, problem)
+        return (SUCCESS,)
+
+    def compute(self, traits, problem) -> None:
+        found = matrices(problem, traits)
+        a, b = (decode(elements(found[name], "f16"), "f16") for name in "AB")
+        inputs = {"alpha": np.float32(problem.alpha)}
+        for one, aux in zip(traits.epilogue.operands, problem.aux):
+            if INPUT + one.name not in found:
+                inputs[one.name] = np.float32(aux.value)
+                continue
+            dtype = "f32" if one.kind == "scalar" else one.of("f16")
+            values = decode(elements(found[INPUT + one.name], dtype), dtype)
+            inputs[one.name] = values.swapaxes(1, 2) if one.kind == "column" else values
+        products = np.stack([accumulate(traits, a[at], b[at].T) for at in range(problem.batch)])
+        elements(found["D"], "f16")[...] = encode(
+            evaluate(traits.epilogue, Interval.around(products.astype(np.float64)), inputs).exact, "f16"
+        )
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A library, on paper, with two kernels of the expression and a plain one."""
+    from hgemm.epilogue_language import trace
+
+    store = Store(tmp_path_factory.mktemp("expressions") / "library")
+    texts = {"arch": "sm_80", "tile": "64x64x32", "epilogue": f"none,{trace(fused)}", "align": "8,1"}
+    for plan in sweep([texts]).plans:
+        symbol = symbol_of(plan.spec)
+        record, files = make_record(symbol)
+        planned = {
+            "spec": plan.spec.to_dict(),
+            "launch": plan.launch(),
+            "traits": plan.traits(),
+            "arch": plan.spec.arch,
+        }
+        store.publish({**record, **planned, "resources": resources_of(plan, 1)}, files)
+    return hgemm.open(store.folder)
+
+
+@pytest.fixture
+def driver(opened: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExpressionDriver]:
+    fake = ExpressionDriver(opened)
+    monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
+    for module in ("kernel", "launch", "workspace", "capture"):
+        monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
+    hgemm.device._open.cache_clear()
+    yield fake
+    hgemm.device._open.cache_clear()
+
+
+def given(m: int = 40, n: int = 48, k: int = 64, batch: tuple[int, ...] = ()) -> tuple[dict, dict]:
+    """Return the arrays of a call, and its inputs."""
+    a, w, out = numbers(*batch, m, k), numbers(*batch, n, k), numbers(*batch, m, n)
+    inputs = {
+        "bias": numbers(n),
+        "scale": numbers(*batch, m),
+        "residual": numbers(*batch, m, n, dtype="f4"),
+        "gain": 0.5,
+    }
+    return {"a": a, "b": w.swapaxes(-1, -2), "out": out}, inputs
+
+
+def on_gpu(arrays: dict) -> dict:
+    return {name: Cuda(one) if isinstance(one, np.ndarray) else one for name, one in arrays.items()}
+
+
+def expected(arrays: dict, inputs: dict, alpha: float = 1.0) -> np.ndarray:
+    x = np.maximum(alpha * product(arrays["a"], arrays["b"]) + inputs["bias"].astype(float), 0.0)
+    return x * inputs["scale"].astype(float)[..., None] * np.squeeze(inputs["gain"]) + inputs["residual"]
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_call_computes_its_expression(opened: Library, driver: ExpressionDriver, batch: tuple[int, ...]) -> None:
+    library = Library(opened.folder)
+    arrays, inputs = given(batch=batch)
+    for alpha, gain in ((1.0, 0.5), (2.0, 0.25), (2.0, np.full(1, 2.0, "f4"))):
+        inputs["gain"] = gain
+        library.matmul(**on_gpu(arrays), epilogue=fused, inputs=on_gpu(inputs), alpha=alpha)
+        assert (arrays["out"] == expected(arrays, inputs, alpha)).all()
+
+
+def test_inputs_may_lie_elsewhere_in_later_calls(opened: Library, driver: ExpressionDriver) -> None:
+    library = Library(opened.folder)
+    for seed in range(3):
+        arrays, inputs = given()
+        inputs["bias"] += seed
+        bias = Cuda(inputs.pop("bias"))
+        library.matmul(**on_gpu(arrays), bias=bias, epilogue=fused, inputs=on_gpu(inputs))
+        assert (arrays["out"] == expected(arrays, {**inputs, "bias": bias.array})).all()
+    assert len(library._launch_cache._launchers) == 1
+
+
+def test_unaligned_matrices_get_a_variant_of_their_own(opened: Library, driver: ExpressionDriver) -> None:
+    library = Library(opened.folder)
+    arrays, inputs = given()
+    wide = numbers(40, 49, dtype="f4")
+    inputs["residual"] = wide[:, 1:]  # rows of 49 floats, from the second on
+    library.matmul(**on_gpu(arrays), epilogue=fused, inputs=on_gpu(inputs))
+    assert (arrays["out"] == expected(arrays, inputs)).all()
+    assert driver.traits[driver.symbols[-1]].align_d == 1
+
+
+def test_a_matrix_of_ds_type_may_be_d(opened: Library, driver: ExpressionDriver) -> None:
+    kernel = next(one for one in map(opened.kernel, opened.symbols) if one.traits.epilogue)
+    arrays, inputs = given()
+    inputs["residual"] = arrays["out"].astype("f4")
+    kernel(**on_gpu(arrays), inputs=on_gpu(inputs))
+    assert (arrays["out"] == expected(arrays, inputs)).all()
+    overlapping = np.zeros((40, 96), "f2")
+    inputs["residual"] = overlapping.view("f4")
+    with pytest.raises(ProblemError, match="D overlaps input residual"):
+        kernel(**on_gpu({**arrays, "out": overlapping[:, :48]}), inputs=on_gpu(inputs))
+
+
+WRONG = [
+    ({"scale": None}, "input scale is missing"),
+    ({"more": 1.0}, "the epilogue has no more: its inputs are bias, scale, gain, residual"),
+    ({"bias": 1.0}, "input bias is a number: pass an array"),
+    ({"bias": np.zeros(47, "f2")}, r"input bias is \(47,\), not \(48,\)"),
+    ({"bias": np.zeros(48, "f4")}, "input bias is f32, not f16"),
+    ({"residual": np.zeros((40, 96), "f4")[:, ::2]}, "input residual is not contiguous"),
+]
+
+
+@pytest.mark.parametrize("change, message", WRONG, ids=[message[:24] for _, message in WRONG])
+def test_unfit_inputs_are_rejected(opened: Library, driver: ExpressionDriver, change: dict, message: str) -> None:
+    arrays, inputs = given()
+    inputs = {name: one for name, one in {**inputs, **change}.items() if one is not None}
+    with pytest.raises(ProblemError, match=message):
+        Library(opened.folder).matmul(**on_gpu(arrays), epilogue=fused, inputs=on_gpu(inputs))
+    assert not driver.symbols
+
+
+def test_other_calls_do_not_take_kernels_with_an_expression(opened: Library, driver: ExpressionDriver) -> None:
+    library, (arrays, inputs) = Library(opened.folder), given()
+    with pytest.raises(UnsupportedError, match="make one with `generate --epilogue`"):
+        library.matmul(**on_gpu(arrays), epilogue="relu(acc)")
+    with pytest.raises(ProblemError, match="beta is 1.0, but the epilogue has no beta"):
+        library.matmul(**on_gpu(arrays), epilogue=fused, inputs=on_gpu(inputs), beta=1.0)
+    with pytest.raises(ProblemError, match="inputs are those of an epilogue"):
+        library.matmul(**on_gpu(arrays), inputs=on_gpu(inputs))
+    plain = library.selector(Target((8, 0), 108, 163 * 1024))
+    query = SelectionQuery.dense(hgemm.Kind(), (64, 64, 64, 1))
+    assert {opened.kernel(one.symbol).traits.epilogue for one in plain.supporting(query)} == {None}
