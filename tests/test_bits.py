@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import executable_of
+from conftest import executable_of, hgemm
 
+from generator import device_bits
 from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
+from generator.device_bits import KINDS, BitsCheck, BitsOutcome, bits_line, compare, digest_of, operands, products
 from generator.errors import ProofError
 from generator.proof.bits import (
     Adder,
@@ -143,3 +145,83 @@ def test_a_kernel_with_another_order_than_its_record_fails(host_toolchain: HostT
             trial.free()
         assert bool(complaint) == fails and bool(elements) != fails
         assert not fails or "do not have the order of the record" in complaint
+
+
+# ---- Bits on a GPU, with the executor as a stand-in --------------------------------------------------------------------
+
+
+class StandIn(HostMemory):
+    capability = (9, 0)
+
+
+@pytest.fixture(scope="module")
+def check(host_toolchain: HostToolchain, add: Adder) -> BitsCheck:
+    """A check of two kernels whose results come from the executor. `bent` states an order that it does not have."""
+    made = emit(
+        sweep([{"arch": "sm_90", "mma": "m16n8k16", "copy": "cp_async", "tile": "32x32x32"}]).plans[0],
+        templates_folder(),
+    )
+    record, executable = planned(made), executable_of(made, host_toolchain)
+
+    def opened(_: object, symbol: str, code: str) -> EmulatedKernel:
+        kernel = EmulatedKernel(LaunchTraits.of(record), executable, (Adversary("late", "ahead_low", 1),))
+        order = dict(record["accumulation_order"])
+        if symbol == "bent":
+            order["text"] = order["text"].replace("k in order", "last k-tile of 32 first, then k in order")
+        kernel.record, kernel.prepare = {**record, "accumulation_order": order}, lambda ordinal: None
+        return kernel
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_bits, "open_kernel", opened)
+        patch.setattr(device_bits, "COMMON", Shape(17, 40, 72))
+        patch.setattr(device_bits, "_LARGEST", Shape(20, 40, 100))
+        patch.setattr(device_bits, "is_plain", lambda traits: False)
+        yield BitsCheck(None, StandIn(), add)
+
+
+def test_the_bits_of_each_kernel_are_compared_with_its_order(check: BitsCheck):
+    found, summary = compare(check, ["right", "also right", "bent"])
+    right, again, bent = found
+    assert right.passed and again.passed and right.digests == again.digests and right.elements > 1000
+    assert bits_line(right).endswith(right.order)
+    assert not bent.passed and "differ from the prediction" in bits_line(bent)
+    assert "2 kernels, equal bits" in summary([right, again, bent]) and "2 variants passed, 1 failed" in summary(
+        [right, again, bent]
+    )
+
+
+def test_kernels_of_one_order_with_other_bits_are_told(check: BitsCheck):
+    one, other = (
+        BitsOutcome(
+            "k", ({"case": "", "passed": True},), types="f16", order="order_0", elements=1, digests={"x": digest}
+        )
+        for digest in "ab"
+    )
+    _, summary = compare(check, [])
+    assert "f16: order_0: 2 kernels, 2 results" in summary([one, other])
+    summary.keywords["cublaslt"]["f16"] = ["a", "a", "c"]
+    assert "cuBLASLt, 3 proposals" in summary([one, other]) and "2 have order_0, 1 has no order here" in summary(
+        [one, other]
+    )
+
+
+def test_products_are_drawn_alike_for_all_kernels_of_a_type():
+    (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "dtype": "bf16"}]).plans
+    traits = LaunchTraits.of(planned(emit(plan, templates_folder())))
+    drawn = products(len(KINDS), 3)
+    assert drawn == products(len(KINDS), 3) and {product.kind for product in drawn} == {*KINDS}
+    for product in drawn:
+        first, second = (operands(one, product, 3) for one in (traits, replace(traits, tile_m=128, layout="nt")))
+        assert all(digest_of(bits_of(a)) == digest_of(bits_of(b)) for a, b in zip(first, second)), product
+    infinite = next(product for product in drawn if product.kind == "infinite")
+    assert np.isinf(operands(traits, replace(infinite, shape=Shape(99, 99, 99)), 3)[0]).any()
+
+
+def test_bits_are_compared_on_a_device_only(capsys: pytest.CaptureFixture[str]):
+    wrong = {
+        ("--emulate", "--bits"): "--bits is for --device",
+        ("--device", "--bits", "--shapes", "8x8x8"): "omit --shapes",
+    }
+    for flags, told in wrong.items():
+        status, _, errors = hgemm(capsys, "verify", *flags)
+        assert status == 2 and told in errors

@@ -29,7 +29,7 @@ LAYERS = (
     "generator.build",
     "generator.catalog",
     "generator.ptx",
-    "generator.proof generator.device_check generator.rebuild",
+    "generator.proof generator.device_check generator.device_bits generator.rebuild",
     "generator.export generator.ladders generator.pack generator.sanitize generator.tuning",
     "generator.report generator.explain generator.compare generator.doctor",
     "generator.cli",

@@ -177,6 +177,9 @@ the CPU, under adversarial schedules and copy orders. It also finds races, missi
 uninitialized memory, and counts bank conflicts. The proof is stored in the variant's record. A variant whose source or PTX this
 version would not write is not run without --trust.
 
+--device --bits compares results byte for byte with what each kernel's order of accumulation predicts, with the other kernels of
+that order, and with cuBLASLt. It needs a C++ compiler (CXX).
+
 --rebuild writes, compiles and compares. With the same versions of all compilers, PTX and cubin must be the same byte for byte.
 Otherwise the instruction counts must be the same.
 
@@ -191,6 +194,7 @@ Examples:
   hgemm verify --emulate --arch 90a
   hgemm verify --device '*128x128x32*' --shapes 128x128x64,33x65x17@3
   hgemm verify --device --arch 90 --junit results.xml
+  hgemm verify --device --bits --arch 90a
   hgemm verify --rebuild --library downloaded
 """
 
@@ -200,6 +204,7 @@ Examples:
 @click.option("--device", "on_device", is_flag=True, help="Check on this machine's GPU.")
 @click.option("--emulate", is_flag=True, help="Check on this machine's CPU. Needs no GPU.")
 @click.option("--rebuild", is_flag=True, help="Build again, and compare source, PTX and cubin.")
+@click.option("--bits", is_flag=True, help="With --device: compare results byte for byte with their prediction.")
 @click.option(
     "--trust", is_flag=True, help="Also run variants whose source or PTX this version would not write. Stores no proof."
 )
@@ -232,6 +237,7 @@ def verify_command(
     on_device: bool,
     emulate: bool,
     rebuild: bool,
+    bits: bool,
     trust: bool,
     library: Path,
     shapes: str,
@@ -253,6 +259,10 @@ def verify_command(
         )
     if trust and not emulate:
         raise RequestError("--trust is for --emulate")
+    if bits and not on_device:
+        raise RequestError("--bits is for --device: checks with --emulate always compare bytes with their prediction")
+    if bits and (shapes or jobs):
+        raise RequestError("--bits draws its own shapes, in one process: omit --shapes and --jobs")
     if shapes and rebuild:
         raise RequestError("--shapes is for --device and --emulate: --rebuild runs no kernel")
     if shapes:
@@ -272,6 +282,8 @@ def verify_command(
             rebuilt_line,
             rebuilt_summary,
         )
+    elif bits:
+        found, line, summary = _bits(opened, chosen, seed, code)
     else:
         found = _on_device(library, chosen, shapes, seed, jobs, timeout, code)
     outcomes = []
@@ -297,6 +309,16 @@ def _on_device(
     workers = CheckWorkers(jobs or max(1, min(8, (os.cpu_count() or 1) // 2)), timeout or TIMEOUT_S)
     for outcome, _ in workers.check_all(requests):
         yield outcome
+
+
+def _bits(library: Library, symbols: list[str], seed: int, code: str) -> tuple:
+    from generator.device_bits import BitsCheck, bits_line, compare  # slow to load, and needed only here
+    from generator.proof.bits import adder
+    from generator.proof.jobs import host_toolchain
+
+    check = BitsCheck(library, open_device(), adder(host_toolchain().ordered_sum()), seed=seed, code=code)
+    found, summary = compare(check, symbols)
+    return found, bits_line, summary
 
 
 def _emulated(
