@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from hgemm.checks import TEXT, Mismatch, fields, integer, list_of, text
@@ -76,6 +76,6 @@ def add_pack(library: Path, layers: Iterable[PackedLayer]) -> None:
     except LibraryError:
         known = ()
     each = {(layer.n, layer.k, layer.kind): layer for layer in (*layers, *known)}
-    entries = [{"name": layer.name, "n": layer.n, "k": layer.k, **asdict(layer.kind)} for layer in each.values()]
+    entries = [{"name": layer.name, "n": layer.n, "k": layer.k, **layer.kind.words} for layer in each.values()]
     document = json.dumps({"schema": SCHEMA, "layers": entries}, indent=1) + "\n"
     write_atomically(library / PACK_NAME, document.encode(), "--to")

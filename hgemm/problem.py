@@ -224,6 +224,11 @@ class Kind:
         return sum((digit << DIGIT_BITS * place for place, digit in enumerate(digits)), epilogue << EPILOGUE_SHIFT)
 
     @property
+    def words(self) -> dict[str, str]:
+        """The fields that a layer or a measurement names: all but `epilogue`."""
+        return {name: getattr(self, name) for name in _WORDS}
+
+    @property
     def cover_options(self) -> str:
         """The options of `hgemm cover` that request this kind. Its kernels accumulate in f32, which supports every `acc`."""
         types = self.dtype_a + (f" --out {self.dtype_d}" if self.dtype_d != stored_dtype(self.dtype_a) else "")

@@ -97,6 +97,7 @@ def test_boxes_of_an_operand_that_is_not_k_major_fit_the_warp_tile() -> None:
 # ---- What is refused ------------------------------------------------------------------------------------------------
 
 BROKEN = [
+    ({"epilogue": "relu(acc)", "bias": "row"}, "expression", "and bias row as well", {"bias": "none"}),
     ({"arch": "sm_80"}, "family", "sm_80 has no TMA", {"copy": "cp_async"}),
     ({"dtype_a": "f16", "dtype_b": "bf16"}, "same_inputs", "A is f16 and B is bf16", {"dtype_b": "f16"}),
     (

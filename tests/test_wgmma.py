@@ -230,6 +230,12 @@ def candidate_of(text: str) -> WgmmaPlan:
 
 BROKEN = [
     # request, a rule that it breaks, a part of the message, the change that is advised
+    (
+        "arch=90a epilogue=relu(acc) activation=gelu",
+        "expression",
+        "and activation gelu as well",
+        {"activation": "none"},
+    ),
     ("arch=80 mma=wgmma", "family", "sm_80 has no wgmma", {"arch": "sm_90a"}),
     ("arch=90a dtype_a=f16 dtype_b=bf16", "same_inputs", "wgmma requires one type for both", {"dtype_b": "f16"}),
     ("arch=90a dtype_a=bf16 acc=f16", "accumulator", "accumulate in f32 only", {"acc": "f32"}),

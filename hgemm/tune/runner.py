@@ -404,7 +404,7 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
         given = " ".join(f"--{name} {options[name]}" for name in _FILTERS if options[name])
         has = ", ".join(dict.fromkeys(str(layer.kind) for layer in layers))
         raise RequestError(f"no layer of {library / PACK_NAME} has {given}: it has {has}")
-    works = [Work(m, layer.n, layer.k, group=layer.name, **asdict(layer.kind)) for layer in chosen for m in ROWS]
+    works = [Work(m, layer.n, layer.k, group=layer.name, **layer.kind.words) for layer in chosen for m in ROWS]
     if options["part"] == "1/1":
         click.echo(
             f"no problems given: tuning the layers of {library / PACK_NAME} for {ROWS[0]} to {ROWS[-1]:,} rows, "
