@@ -155,7 +155,7 @@ def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
     """
     cases = []
     if traits.persistent or traits.max_ctas:  # D is small, so that many tiles of many k-tiles cost little
-        long_k = (2 * traits.stages + 1) * traits.tile_k
+        long_k = (traits.stages + 1) * traits.tile_k  # each tile reuses a stage, another one than the tile before
         turns = Case(Shape(9, 8, long_k, _RING_BATCH * workers), *_scalars(traits, 2), broadcast="a")
         cases.append(replace(turns, options=LaunchOptions(1, 0, 2)))
         if traits.beta:  # the epilogue without C reuses its shared memory, too

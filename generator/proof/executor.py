@@ -433,7 +433,7 @@ RUNNER = "executor/runner.cpp"
 ORDERED_SUM = "executor/ordered_sum.cpp"
 PTX = "executor/ptx.hpp"
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
-_EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
+_EXECUTOR_OPTIONS = (*_COMMON, "-O3", "-c")
 _LIBRARY_OPTIONS = (*_COMMON, "-O2", "-shared")
 _RUNNER_OPTIONS = ("-std=c++17", "-O1")
 _KERNEL_OPTIONS = (*_COMMON, "-shared", "-fwrapv")

@@ -236,7 +236,7 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     ring = 2 * stages + 1  # k-tiles that fill every stage twice
     splits = 3 if traits.decides_splits else traits.splits
-    long_k = (ring * splits + splits - 2) * k + 7  # splits of different lengths
+    long_k = ((ring if traits.splits > 1 else stages + 1) * splits + splits - 2) * k + 7  # splits of different lengths
     plain = [
         Shape(m * traits.cluster_shape[0], n * traits.cluster_shape[1], ring * k),  # whole tiles
         Shape(m + 1, n, 2 * k),
@@ -281,11 +281,12 @@ _TAILS = (
 def _shared_cases(traits: LaunchTraits) -> list[Case]:
     """Return problems for stream-K and splits: one tile, fewer tiles than workers, one more, and more than a whole wave."""
     m, n, k = traits.tile_m * traits.cluster_shape[0], traits.tile_n * traits.cluster_shape[1], traits.tile_k
+    tiles = (15, 9, 9, 8) if traits.grid_rule == "stream_k" else (9, 6, 5, 5)  # of k
     shapes = (
-        Shape(m - 1, n - 1, 15 * k - 3),
-        Shape(m, n + 5, 9 * k),
-        Shape(m, n // 2 + 1, 8 * k + 1, PERSISTENT_CTAS + 1),
-        Shape(m // 2 + 3, n - 3, 8 * k - 1, 2 * PERSISTENT_CTAS + 1),
+        Shape(m - 1, n - 1, tiles[0] * k - 3),
+        Shape(m, n + 5, tiles[1] * k),
+        Shape(m, n // 2 + 1, tiles[2] * k - 7, PERSISTENT_CTAS + 1),
+        Shape(m // 2 + 3, n - 3, tiles[3] * k - 1, 2 * PERSISTENT_CTAS + 1),
     )
     return cases_of(traits, shapes)
 

@@ -95,7 +95,28 @@ def accumulator_registers(kernel: Kernel) -> dict[str, int]:
             if other not in seen:
                 seen[other] = None
                 queue.append(other)
-    return {name: place for place, name in enumerate(seen)}
+    return {name: place for place, name in enumerate(_side_by_side(kernel, dict.fromkeys(found), seen))}
+
+
+def _side_by_side(kernel: Kernel, first: dict[str, None], others: Collection[str]) -> dict[str, None]:
+    """Return registers in an order in which a sequence of copies has neighbouring targets and neighbouring sources."""
+    order = {name: place for place, name in enumerate(first)}
+    for are_copies, run in groupby(kernel.body, lambda one: _copied_names(one, others) is not None):
+        if not are_copies:
+            continue
+        pairs = [_copied_names(one, others) for one in run]
+        for known, new in ((0, 1), (1, 0)):
+            for pair in sorted((pair for pair in pairs if pair[known] in order), key=lambda pair: order[pair[known]]):
+                order.setdefault(pair[new], len(order))
+    return dict.fromkeys([*order, *others])
+
+
+def _copied_names(one: Instruction | Label, names: Collection[str]) -> tuple[str, str] | None:
+    """Return the target and the source of an instruction that copies one of the registers to another, and does nothing else."""
+    if isinstance(one, Label) or one.predicate is not None or not one.opcode.startswith("mov."):
+        return None
+    found = tuple(each.name for each in one.operands if isinstance(each, Register) and each.name in names)
+    return found if len(found) == 2 else None
 
 
 def _function(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> Iterator[str]:

@@ -191,7 +191,18 @@ class Writer:
 
     @staticmethod
     def copies(pairs: Iterable[tuple[int, int]]) -> str:
-        """Return the statement that copies accumulators, as pairs of target and source."""
+        """Return the statements that copy accumulators, as pairs of target and source."""
+        pairs = list(pairs)
+        targets, sources = {to for to, _ in pairs}, {source for _, source in pairs}
+        if len(targets) == len(pairs) and not targets & sources:  # in any order, so neighbours together
+            runs: list[list[int]] = []
+            for to, source in sorted(pairs):
+                if runs and (to, source) == (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]):
+                    runs[-1][2] += 1
+                else:
+                    runs.append([to, source, 1])
+            if 2 * len(runs) <= len(pairs):
+                return " ".join(f"acc.copy({to}, {source}, {count});" for to, source, count in runs)
         listed = ", ".join(f"{{{to}, {source}}}" for to, source in pairs)
         return f"{{ static constexpr uint16_t pairs[][2] = {{{listed}}}; acc.copy(pairs); }}"
 

@@ -123,8 +123,9 @@ Cta* Machine::cta_of_rank(Lane const& lane, Operation const& operation, uint32_t
 }
 
 // Records that the async proxy accesses the shared memory of `cta` at the offset of `address`. Its reads and writes are ordered
-// after writes of threads and of cp.async only by a proxy fence, and so are its writes after reads of threads.
-void Machine::record_async(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
+// after writes of threads and of cp.async only by a proxy fence, and so are its writes after reads of threads. Returns whether
+// the access is ordered.
+bool Machine::record_async(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
                            Access const& me) {
   size_t const offset = reinterpret_cast<uintptr_t>(address) % shared_window;
   Access unfenced;
@@ -144,6 +145,7 @@ void Machine::record_async(Lane& lane, Operation const& operation, Cta& cta, voi
                   describe(lane).c_str(), write ? "write" : "read", unfenced_at, describe(unfenced).c_str());
     });
   }
+  return conflict.clash == ConflictKind::none && !unfenced.epoch;
 }
 
 void Machine::record_global_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes) {

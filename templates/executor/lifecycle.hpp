@@ -156,7 +156,7 @@ void Machine::start(Cta& cta, uint32_t rank) {
     // Stacks start at different offsets in a page, because equal offsets would compete for the same cache lines.
     unsigned char* const stack = stacks_ + (slot * threads + thread) * stack_bytes;
     size_t const bytes = stack_bytes - thread * 1088 % 16384 / 64 * 64;
-    prepare(lane.fiber, stack, bytes, poisoned_stack_bytes, HGEMM_POISON, &Machine::fiber_main);
+    prepare(lane.fiber, stack, bytes, &Machine::fiber_main);
   }
   for (Warp& warp : cta.warps) {
     warp.cta = &cta;
@@ -208,6 +208,7 @@ void Machine::wait_for(Operation& operation, void const* program_counter) {
 void Machine::run_next_fiber(Fiber& from) {
   if (++queue_at_ < queue_end_) {
     place = queue_[queue_at_];
+    if (queue_at_ + 2 < queue_end_) prefetch(queue_[queue_at_ + 2]->fiber);
     switch_fiber(from, queue_[queue_at_]->fiber);
   } else {
     switch_fiber(from, scheduler_);

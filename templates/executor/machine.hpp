@@ -43,7 +43,6 @@ class Machine {
   static constexpr uint32_t default_resident_ctas = 64;  // if the request does not set it
   static constexpr size_t max_cached_threads = 8192;     // memory of up to this many threads is kept for the next launch
   static constexpr size_t stack_bytes = 64 << 10;
-  static constexpr size_t poisoned_stack_bytes = 6 << 10;
 
   // ---- Start and end of CTAs and fibers: lifecycle.hpp ----
   void protect_stacks() const;
@@ -69,6 +68,7 @@ class Machine {
   void report_deadlock();
   bool has_diverged(Warp const& warp) const;
   bool same_operation(Warp const& warp) const;
+  static bool same_request(Warp const& warp);
   std::string describe_warp(Warp const& warp) const;
   std::string describe_wait(Warp const& warp, Lane const& lane) const;
   uint32_t random(uint32_t below);
@@ -153,7 +153,7 @@ class Machine {
   void record_shared(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
                    Access const& me);
   Cta* cta_of_rank(Lane const& lane, Operation const& operation, uint32_t rank);
-  void record_async(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
+  bool record_async(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
                     Access const& me);
   void record_global_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes);
   void record_global_write(Lane& lane, Operation const& operation, void* address, uint32_t bytes, void const* value,

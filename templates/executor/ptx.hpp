@@ -140,6 +140,11 @@ struct AccumulatorRegisters {
       values[to] = values[from];
     }
   }
+  // The same for neighbours, which do not overlap.
+  __attribute__((noinline)) void copy(int to, int from, int count) {
+    memcpy(tokens + to, tokens + from, size_t(count) * sizeof tokens[0]);
+    memcpy(values + to, values + from, size_t(count) * sizeof values[0]);
+  }
 };
 
 // ---- Arithmetic ----------------------------------------------------------------------------------------------------

@@ -250,6 +250,24 @@ class Shadow {
     return read(offset, bytes, reader, me, [](Access const&, size_t) {});
   }
 
+  // The same for a line of 16 bytes whose last write is `known` as a whole, which `reader` knows. Otherwise returns false, and
+  // does nothing.
+  bool read_line(size_t offset, Knowledge const& reader, Access const& me, Access const& known) {
+    Line& line = lines_[offset / line_bytes];
+    Access const& write = line.cell.write;
+    if (line.parts || write.epoch != known.epoch || write.agent != known.agent || write.cta != known.cta) return false;
+    note_read(line.cell, reader, me);
+    return true;
+  }
+  void prefetch(size_t offset) const {
+    if (offset / line_bytes < lines_.size()) __builtin_prefetch(&lines_[offset / line_bytes]);
+  }
+  // Returns the last write of a line as a whole, or one of epoch 0.
+  Access last_write(size_t offset) const {
+    Line const& line = lines_[offset / line_bytes];
+    return line.parts ? Access() : line.cell.write;
+  }
+
   // Records a write. Atomics on the same address are ordered, so an `atomic` write ignores earlier atomics. Calls
   // visit(earlier access, offset) for the last write and the reads since of each cell.
   template <class EarlierAccess>
@@ -367,6 +385,10 @@ class Shadow {
 
   // Drops earlier reads that the reading thread knows of: a write that is ordered after this read is ordered after them, too.
   void note_read(Cell& cell, Knowledge const& reader, Access const& me) {
+    if (cell.read_count == 1 && cell.reads[0].agent == me.agent && cell.reads[0].cta == me.cta) {
+      cell.reads[0] = me;
+      return;
+    }
     bool const itself = me.agent == reader.thread && me.cta == reader.cta;
     int kept = 0;
     for (int i = 0; i < cell.read_count; ++i) {

@@ -162,19 +162,13 @@ class Costs {
  public:
   // Returns the index of an operation's source line in `sites`.
   uint16_t site_index(Operation const& operation) {
-    for (size_t slot = slot_of(operation.site, operation.kind);; slot = (slot + 1) % slots_.size()) {
-      uint16_t const found = slots_[slot];
-      if (found == 0) {
-        sites.push_back({operation.site, operation.kind});
-        slots_[slot] = uint16_t(sites.size() - 1);
-        if (sites.size() * 2 > slots_.size()) grow();
-        return uint16_t(sites.size() - 1);
-      }
-      SiteCost const& cost = sites[found];
-      if (cost.site.line == operation.site.line && cost.kind == operation.kind && cost.site.file == operation.site.file) {
-        return found;
-      }
+    Site const site = operation.site;  // lanes of a warp ask for the same one
+    if (last_site_.line != site.line || last_kind_ != operation.kind || last_site_.file != site.file) {
+      last_ = find(operation);
+      last_site_ = site;
+      last_kind_ = operation.kind;
     }
+    return last_;
   }
 
   std::string json() const {
@@ -203,6 +197,21 @@ class Costs {
   std::deque<SiteCost> sites = {SiteCost{{nullptr, 0}, Kind::count}};
 
  private:
+  uint16_t find(Operation const& operation) {
+    for (size_t slot = slot_of(operation.site, operation.kind);; slot = (slot + 1) % slots_.size()) {
+      uint16_t const found = slots_[slot];
+      if (found == 0) {
+        sites.push_back({operation.site, operation.kind});
+        slots_[slot] = uint16_t(sites.size() - 1);
+        if (sites.size() * 2 > slots_.size()) grow();
+        return uint16_t(sites.size() - 1);
+      }
+      SiteCost const& cost = sites[found];
+      if (cost.site.line == operation.site.line && cost.kind == operation.kind && cost.site.file == operation.site.file) {
+        return found;
+      }
+    }
+  }
   size_t slot_of(Site site, Kind kind) const { return (size_t(site.line) * 31 + size_t(kind)) % slots_.size(); }
   void grow() {
     slots_.assign(slots_.size() * 2, 0);
@@ -214,6 +223,9 @@ class Costs {
   }
 
   std::vector<uint16_t> slots_ = std::vector<uint16_t>(4096);  // at most half of them are in use
+  uint16_t last_ = 0;  // the index found last, and its site
+  Site last_site_ = {nullptr, 0};
+  Kind last_kind_ = Kind::count;
 };
 
 // Counters that do not belong to a source line.

@@ -142,7 +142,8 @@ struct Wgmma {
 
 // The accumulators of wgmmas in flight. The caller's registers hold poison meanwhile.
 struct Accumulators {
-  std::vector<uint32_t> registers;
+  std::vector<float> d;   // (16, n)
+  uint32_t count = 0;     // registers of a lane
   uint32_t users = 0;    // wgmmas in flight
   uint32_t version = 0;  // number of wgmmas so far
 };

@@ -41,6 +41,7 @@ struct Fragment16x8x16 {
   alignas(32) float a[16][16], a_powers[16][16];  // (m, k)
   alignas(32) float b[16][8], b_powers[16][8];    // (k, n)
   alignas(32) float d[16][8];                     // (m, n)
+  Contents b_contents;
 
   // Lane l holds rows l / 4 and l / 4 + 8 of a, columns l % 4 * 2, the next one, and both + 8; and column l / 4 of b. d is laid
   // out like the first half of a.
@@ -83,7 +84,7 @@ struct Fragment16x8x16 {
   }
 
   TensorCoreOperands operands(int depth, Element in, Element acc) {
-    TensorCoreOperands all = {a[0], b[0], a_powers[0], b_powers[0], d[0], 8, 8, least_of(in), acc == Element::f16};
+    TensorCoreOperands all = {a[0], b[0], a_powers[0], b_powers[0], d[0], 8, 8, 8, least_of(in), acc == Element::f16, &b_contents};
     prepare_a(all, depth);
     prepare_b(all, depth);
     return all;
@@ -163,8 +164,7 @@ inline void widen_16_bytes(unsigned char const* from, float* to, Element element
 struct WgmmaTile {
   alignas(32) float a[16][16], a_powers[16][16];    // (m, k)
   alignas(32) float b[16][256], b_powers[16][256];  // (k, n)
-  alignas(32) float d[16][256];                     // (m, n)
-  bool b_unusual, b_nonzero;
+  Contents b_contents[32];
 
   // Reads a from registers, four of each lane, which are laid out like those of m16n8k16, or of m16n8k8 for tf32.
   void read_a(uint32_t const* registers, Element element) {
@@ -184,11 +184,10 @@ struct WgmmaTile {
     }
   }
 
-  void move_in(uint32_t lane, uint32_t n, uint32_t const* registers, Element acc, bool accumulate) {
+  // Moves a lane's registers to d (16, n).
+  static void move_in(uint32_t lane, uint32_t n, uint32_t const* registers, Element acc, float* d) {
     for (uint32_t i = 0; i < n / 4; ++i) {  // pairs
-      float* const pair = d[lane / 4 + i % 2 * 8] + i / 2 * 8 + lane % 4 * 2;
-      pair[0] = pair[1] = 0.f;
-      if (!accumulate) continue;
+      float* const pair = d + (lane / 4 + i % 2 * 8) * n + i / 2 * 8 + lane % 4 * 2;
       if (acc == Element::f32) {
         memcpy(pair, registers + i * 2, 8);
       } else {
@@ -197,29 +196,25 @@ struct WgmmaTile {
       }
     }
   }
-  void move_out(uint32_t lane, uint32_t n, uint32_t* registers, Element acc) const {
+  // The inverse.
+  static void move_out(uint32_t lane, uint32_t n, uint32_t* registers, Element acc, float const* d) {
     for (uint32_t i = 0; i < n / 4; ++i) {
-      float const* const pair = d[lane / 4 + i % 2 * 8] + i / 2 * 8 + lane % 4 * 2;
+      float const* const pair = d + (lane / 4 + i % 2 * 8) * n + i / 2 * 8 + lane % 4 * 2;
       if (acc == Element::f32) {
         memcpy(registers + i * 2, pair, 8);
       } else {
-        registers[i] = round_to_half(pair[0]) | uint32_t(round_to_half(pair[1])) << 16;
+        registers[i] = float_to_half(pair[0]) | uint32_t(float_to_half(pair[1])) << 16;
       }
     }
   }
-  // Every instruction of a warpgroup takes one step.
-  // `has_b`: B is that of the previous product.
-  void multiply(uint32_t n, int depth, Element in, Element acc, int fraction_bits, bool has_b) {
-    TensorCoreOperands all = {a[0], b[0], a_powers[0], b_powers[0], d[0], n, 256, least_of(in), acc == Element::f16};
-    if (!has_b) {
-      prepare_b(all, depth);
-      b_unusual = all.any_unusual;
-      b_nonzero = all.b_nonzero;
-    }
-    all.any_unusual = b_unusual;
-    all.b_nonzero = b_nonzero;
+  // d (16, n) += a b. Every instruction of a warpgroup takes one step. `has_b`: B is that of the previous product.
+  void multiply(float* d, uint32_t n, int depth, Element in, Element acc, int fraction_bits, bool has_b) {
+    TensorCoreOperands all = {a[0], b[0], a_powers[0], b_powers[0], d, n, 256, n, least_of(in), acc == Element::f16, b_contents};
+    if (!has_b) prepare_b(all, depth);
     prepare_a(all, depth);
     add_products(all, 0, depth, fraction_bits);
+    if (acc != Element::f16) return;
+    for (uint32_t i = 0; i < 16 * n; ++i) d[i] = half_to_float(round_to_half(d[i]));
   }
 };
 

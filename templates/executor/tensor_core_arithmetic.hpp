@@ -41,20 +41,26 @@ struct TensorCoreArithmetic {
   }
 };
 
-// The operands of one warp's instruction: 16 rows of A and D, and n columns of B and D. Rows of B and D are `pitch` apart.
-// Powers are the powers of two of the exponents.
+// What a row of A, or eight columns of B, hold.
+struct Contents {
+  bool nonzero = false;
+  bool unusual = false;  // infinities, NaNs or numbers below 2^-60
+};
+
+// The operands of one warp's instruction: 16 rows of A and D, and n columns of B and D. Powers are the powers of two of the
+// exponents.
 struct TensorCoreOperands {
   static constexpr int rows = 16, depth = 16;  // depth: the maximum
 
   float const *a, *b;         // (rows, depth), (depth, n)
   float *a_powers, *b_powers;
   float* d;                   // (rows, n)
-  uint32_t n, pitch;          // multiples of 8
+  uint32_t n;                 // a multiple of 8
+  uint32_t b_pitch, d_pitch;  // from row to row
   float least;                // the exponent of subnormal inputs, as a power of two: 2^-14 for f16
-  bool to_f16 = false;        // d holds f16 numbers; after a step, it holds what is to be rounded to f16
-  bool any_unusual = false;   // A or B has infinities, NaNs or numbers below 2^-60
-  bool b_nonzero = false;
-  bool a_nonzero[rows] = {};  // of each row
+  bool to_f16;                // d holds f16 numbers; after a step, it holds what is to be rounded to f16
+  Contents* b_contents;       // of each 8 columns
+  Contents a_contents[rows] = {};
 };
 
 // ---- One sum, for all numbers --------------------------------------------------------------------------------------
@@ -167,54 +173,67 @@ HGEMM_INLINE bool add_common_numbers(float const* a, float const* a_powers, floa
   return true;
 }
 
-// Writes the powers of two of `count` numbers. Returns whether one is not 0.
-HGEMM_INLINE bool prepare(float const* values, float* powers, int count, float least, bool& any_unusual) {
+// Writes the powers of two of `count` vectors of 8 numbers, `step` apart. Returns what they hold.
+HGEMM_INLINE Contents prepare(float const* values, float* powers, int count, size_t step, float least) {
   Words8 any = {}, unusual = {};
-  for (int i = 0; i < count; i += 8) {
-    Floats8 const eight = powers_of(load8(values + i), least);
-    memcpy(powers + i, &eight, 32);
+  for (int i = 0; i < count; ++i) {
+    Floats8 const eight = powers_of(load8(values + size_t(i) * step), least);
+    memcpy(powers + size_t(i) * step, &eight, 32);
     any |= reinterpret_cast<Words8>(eight);
     unusual |= reinterpret_cast<Words8>((eight == __builtin_inff()) | ((eight != 0.f) & (eight < 0x1p-60f)));
   }
-  any_unusual |= any_of(unusual);
-  return any_of(any);
+  return {any_of(any), any_of(unusual)};
 }
 
 // Prepares `depth` columns of A.
 HGEMM_CLONES static void prepare_a(TensorCoreOperands& operands, int depth) {
   for (int row = 0; row < operands.rows; ++row) {
     int const at = row * operands.depth;
-    operands.a_nonzero[row] = prepare(operands.a + at, operands.a_powers + at, depth, operands.least, operands.any_unusual);
+    operands.a_contents[row] = prepare(operands.a + at, operands.a_powers + at, depth / 8, 8, operands.least);
   }
 }
 
 // Prepares `depth` rows of B.
 HGEMM_CLONES static void prepare_b(TensorCoreOperands& operands, int depth) {
-  for (int k = 0; k < depth; ++k) {
-    size_t const at = size_t(k) * operands.pitch;
-    operands.b_nonzero |=
-        prepare(operands.b + at, operands.b_powers + at, int(operands.n), operands.least, operands.any_unusual);
+  for (uint32_t column = 0; column < operands.n; column += 8) {
+    operands.b_contents[column / 8] =
+        prepare(operands.b + column, operands.b_powers + column, depth, operands.b_pitch, operands.least);
+  }
+}
+
+// Returns all ones where a number is poison.
+HGEMM_INLINE Words8 poison_of(Floats8 const& values) {
+  return reinterpret_cast<Words8>((reinterpret_cast<Words8>(values) & 0x7fff0000) == 0x7fff0000);
+}
+
+// Adds products to 8 neighbours of d if some numbers are unusual. Poison, which fills whole rows and columns, spreads at once.
+template <int count>
+HGEMM_INLINE void add_unusual_numbers(float const* a, float const* b, size_t pitch, float* d, bool to_f16, int fraction_bits,
+                                      float least) {
+  Words8 poison = {};
+  for (int k = 0; k < count; ++k) poison |= poison_of(load8(b + size_t(k) * pitch)) | poison_of(a[k] - Floats8{});
+  for (int i = 0; i < 8; ++i) {
+    d[i] = poison[i] ? float_of(~0u) : add_column(a, b + i, pitch, count, d[i], to_f16, fraction_bits, least);
   }
 }
 
 template <int count>
 HGEMM_INLINE void add_products_of(TensorCoreOperands const& operands, int begin, int fraction_bits) {
-  size_t const pitch = operands.pitch;
+  size_t const pitch = operands.b_pitch;
   for (int row = 0; row < operands.rows; ++row) {
     float const* const a = operands.a + row * operands.depth + begin;
     float const* const a_powers = operands.a_powers + row * operands.depth + begin;
-    bool const zero = !operands.any_unusual && !(operands.a_nonzero[row] && operands.b_nonzero);
+    Contents const of_a = operands.a_contents[row];
     for (uint32_t column = 0; column < operands.n; column += 8) {
-      float* const d = operands.d + size_t(row) * pitch + column;
+      float* const d = operands.d + size_t(row) * operands.d_pitch + column;
       float const* const b = operands.b + size_t(begin) * pitch + column;
       float const* const b_powers = operands.b_powers + size_t(begin) * pitch + column;
-      if (zero) {
+      Contents const of_b = operands.b_contents[column / 8];
+      bool const unusual = of_a.unusual || of_b.unusual;
+      if (!unusual && !(of_a.nonzero && of_b.nonzero)) {
         for (int i = 0; i < 8; ++i) d[i] += 0.f;
-      } else if (operands.any_unusual ||
-                 !add_common_numbers<count>(a, a_powers, b, b_powers, pitch, d, operands.to_f16, fraction_bits)) {
-        for (int i = 0; i < 8; ++i) {
-          d[i] = add_column(a, b + i, pitch, count, d[i], operands.to_f16, fraction_bits, operands.least);
-        }
+      } else if (unusual || !add_common_numbers<count>(a, a_powers, b, b_powers, pitch, d, operands.to_f16, fraction_bits)) {
+        add_unusual_numbers<count>(a, b, pitch, d, operands.to_f16, fraction_bits, operands.least);
       }
     }
   }

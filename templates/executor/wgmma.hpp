@@ -115,6 +115,16 @@ void Machine::check_fenced(Warp const& warp) {
   });
 }
 
+// Replaces tokens `before` by `after`. Returns whether a token was another one.
+HGEMM_CLONES static bool renumber(uint64_t* tokens, uint32_t count, uint64_t before, uint64_t after) {
+  uint64_t different = 0;
+  for (uint32_t j = 0; j < count; ++j) {
+    different |= tokens[j] ^ (before | j);
+    tokens[j] = after | j;
+  }
+  return different != 0;
+}
+
 // Moves the accumulators out of the caller's registers. These must all be ready, or all hold the accumulators of one earlier wgmma in flight,
 // in the same order. Compilers copy registers between wgmmas in flight, but ptxas gives such copies the same register.
 void Machine::take_accumulators(Warp& warp, Wgmma& op, int quarter) {
@@ -127,19 +137,30 @@ void Machine::take_accumulators(Warp& warp, Wgmma& op, int quarter) {
   bool const first = accumulators.users++ == 0;
   uint32_t const count = registers_of(op);
   if (first) check_fenced(warp);
-  bool mixed = !first && accumulators.registers.size() != count * 32, accessed = false;
-  if (accumulators.registers.size() < count * 32) accumulators.registers.resize(count * 32, ~0u);
+  bool mixed = !first && accumulators.count != count, accessed = false;
+  accumulators.count = count;
+  if (accumulators.d.size() < 16 * op.arguments.n) accumulators.d.resize(16 * op.arguments.n, float_of(~0u));
+  bool in_a_row = true;  // the numbers of the registers
+  for (uint32_t j = 1; j < count; ++j) in_a_row &= list[j] == list[0] + j;
   uint64_t const before = number << 32 | uint64_t(accumulators.version) << 8;
   uint64_t const after = number << 32 | uint64_t(++accumulators.version) << 8;
   for (int i = 0; i < 32; ++i) {
     uint64_t* const tokens = file(i).tokens;
     uint32_t* const values = file(i).values;
-    uint32_t* const taken = &accumulators.registers[size_t(i) * count];
-    for (uint32_t j = 0; first && j < count; ++j) {
-      uint64_t const token = tokens[list[j]];
-      taken[j] = values[list[j]];
-      accessed |= token == WgmmaRegisters::accessed;
-      mixed |= token > WgmmaRegisters::accessed;
+    if (first) {
+      uint32_t taken[128];
+      for (uint32_t j = 0; j < count; ++j) {
+        uint64_t const token = tokens[list[j]];
+        taken[j] = values[list[j]];
+        accessed |= token == WgmmaRegisters::accessed;
+        mixed |= token > WgmmaRegisters::accessed;
+      }
+      WgmmaTile::move_in(uint32_t(i), op.arguments.n, taken, op.acc, accumulators.d.data());
+    }
+    if (in_a_row) {
+      mixed |= renumber(tokens + list[0], count, before, after) && !first;
+      memset(values + list[0], 0xff, count * 4);
+      continue;
     }
     for (uint32_t j = 0; !first && j < count; ++j) mixed |= tokens[list[j]] != (before | j);
     for (uint32_t j = 0; j < count; ++j) {
@@ -193,14 +214,14 @@ void Machine::return_a(Wgmma const& op, int quarter) {
 
 // Moves the accumulators back to the registers of one warp.
 void Machine::return_accumulators(Wgmma const& op, int quarter, Accumulators const& accumulators) {
-  size_t const count = registers_of(op);
-  for (size_t i = 0; i < 32; ++i) {
-    uint32_t const* const from = &accumulators.registers[i * count];
+  for (uint32_t i = 0; i < 32; ++i) {
+    uint32_t from[128];
+    WgmmaTile::move_out(i, op.arguments.n, from, op.acc, accumulators.d.data());
     WgmmaRegisters& registers = *static_cast<WgmmaRegisters*>(op.d[quarter][i]);
     for (uint32_t j = 0; j < registers.count; ++j) {
       uint64_t& token = registers.tokens[j];
       if (token >> 32 != reinterpret_cast<uintptr_t>(op.key[quarter])) continue;
-      if ((token >> 8 & 0xffffff) == accumulators.version) registers.values[j] = from[token & 0xff];
+      if ((token >> 8 & 0xffffff) == accumulators.version) registers.values[j] = from[token & 0x7f];
       token = 0;
     }
   }
@@ -227,15 +248,25 @@ bool Machine::check_operand(Warp& warp, Wgmma const& op, bool is_b, SiteCost* co
   uint32_t const first = is_b ? 0 : uint32_t(warp.index % 4) * 16, extent = is_b ? arguments.n : 16;
   Access const me = {warp.wgmma_committed + 1, warp.cta->number, warp.cta->warpgroups[size_t(warp.index) / 4].agent,
                      costs_.site_index(operation)};
+  Shadow& shadow = warp.cta->shadow;
+  Access known;  // the last write of most vectors: one TMA load
   for (uint32_t block = 0; block < extent; block += 8) {  // 8 vectors form one phase of shared memory
     for (uint32_t k = 0; k < depth_of(op); k += matrix.vector_elements()) {
       Addresses addresses;
+      uint32_t offsets[8];
       for (uint32_t i = 0; i < 8; ++i) {
         uint32_t const row = first + block + (matrix.k_major() ? i : 0);
-        uint32_t const offset = matrix.vector_address(row, k + (matrix.k_major() ? 0 : i));
+        offsets[i] = matrix.vector_address(row, k + (matrix.k_major() ? 0 : i));
+        shadow.prefetch(offsets[i]);
+      }
+      for (uint32_t i = 0; i < 8; ++i) {
+        uint32_t const offset = offsets[i];
         unsigned char const* const vector = warp.cta->arena + offset;
         if (!check_shared(lane, operation, vector, 16)) return false;
-        record_async(lane, operation, *lane.cta, vector, 16, false, me);
+        if (!known.epoch || !shadow.read_line(offset, lane.knowledge, me, known)) {
+          bool const ordered = record_async(lane, operation, *lane.cta, vector, 16, false, me);
+          known = ordered ? shadow.last_write(offset) : Access();
+        }
         addresses.add(int(i), vector);
       }
       if (cost) count_wavefronts(addresses, 16, *cost);
@@ -253,10 +284,10 @@ bool Machine::check_operand(Warp& warp, Wgmma const& op, bool is_b, SiteCost* co
 bool Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter, bool has_b) {
   if (op.done[quarter]) return false;
   op.done[quarter] = true;
-  uint32_t const n = op.arguments.n, depth = depth_of(op), count = registers_of(op);
+  uint32_t const n = op.arguments.n, depth = depth_of(op);
   Accumulators& accumulators = warp.cta->warpgroups[size_t(warp.index) / 4].accumulators[quarter].at(op.key[quarter]);
   if (!op.valid[quarter]) {
-    std::fill(accumulators.registers.begin(), accumulators.registers.end(), ~0u);
+    std::fill(accumulators.d.begin(), accumulators.d.end(), float_of(~0u));
     return false;
   }
   static WgmmaTile tile;
@@ -283,9 +314,8 @@ bool Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter, bool has_b) {
     read(op.arguments.b, op.arguments.b_k_major, 0, n,
          [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
   }
-  for (uint32_t l = 0; l < 32; ++l) tile.move_in(l, n, &accumulators.registers[l * count], op.acc, op.arguments.accumulate);
-  tile.multiply(n, int(depth), op.in, op.acc, arithmetic_.fraction_bits, has_b);
-  for (uint32_t l = 0; l < 32; ++l) tile.move_out(l, n, &accumulators.registers[l * count], op.acc);
+  if (!op.arguments.accumulate) std::fill(accumulators.d.begin(), accumulators.d.end(), 0.f);
+  tile.multiply(accumulators.d.data(), n, int(depth), op.in, op.acc, arithmetic_.fraction_bits, has_b);
   return true;
 }
 
