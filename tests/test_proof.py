@@ -315,7 +315,7 @@ def counted(options: dict[str, str], host_toolchain: HostToolchain) -> tuple[Cos
 def test_a_disagreement_is_told_with_both_numbers() -> None:
     kernel = kernel_of(ONE)
     record = planned(kernel)
-    costs = Costs(2, 1, 2048, 5, 0, 0, 1, 1)
+    costs = Costs(2, 0, 1, 2048, 5, 0, 0, 1, 1)
     told = [*disagreements(costs, LaunchTraits.of(record), record["spec"], 3)]
     assert told == [
         "mma per k tile: counted 2, planned 3",

@@ -38,6 +38,8 @@ from hgemm.problem import LaunchOptions, Problem
 
 PERSISTENT_CTAS = 3
 """The most CTAs, or clusters, of a persistent kernel. There are fewer if each would get fewer than TILES_PER_CTA tiles."""
+STREAM_K_WORKERS = 9
+"""The CTAs, or clusters, of a stream-K kernel for one tile more than that: their shares begin at every k-tile of a tile."""
 FAR_LEADING = 2**29
 """The leading dimension of the case of offsets beyond 2^31: from the fifth row on. Strides of a batch stay in TMA's limit."""
 RESIDENT_CTAS = 4
@@ -115,9 +117,11 @@ class EmulatedKernel:
 
 def workers_of(traits: LaunchTraits, problem: Problem, most: int = PERSISTENT_CTAS) -> int:
     """Return how many CTAs, or clusters, share the tiles of a problem: so few that each gets TILES_PER_CTA, if possible."""
-    if not traits.persistent or traits.grid_rule == "stream_k":
-        return most
     items = ctas(traits, problem.m, problem.n, problem.batch, problem.options) // traits.cluster[0]
+    if traits.grid_rule == "stream_k":
+        return STREAM_K_WORKERS if items == STREAM_K_WORKERS + 1 else most
+    if not traits.persistent:
+        return most
     return max(1, min(most, items // TILES_PER_CTA))
 
 
@@ -262,6 +266,9 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         cases.append(replace(several, shape=Shape(m + 1, n + 1, k + 3, PERSISTENT_CTAS // 2 + 1)))
     if traits.grid_rule == "stream_k":
         cases += _shared_cases(traits)
+        for count in (8, 9):  # k-tiles of a tile: all shares but one have 9 of them, or all have 10
+            shared = Shape(9, 8, count * k, STREAM_K_WORKERS + 1)
+            cases.append(replace(several, shape=shared, broadcast="a", once=True))
     if traits.decides_splits:
         cases += [replace(case, options=_TAILS[at % len(_TAILS)]) for at, case in enumerate(_shared_cases(traits))]
     cases += covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)

@@ -132,6 +132,7 @@ class Costs:
     """
 
     mma_per_k_tile: float
+    mma_beside_k_tiles: float
     barriers_per_k_tile: float
     bytes_per_k_tile: float
     read_conflicts_per_k_tile: float
@@ -149,10 +150,12 @@ def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[
     steps = [(site, _less(site, before.get(_key(site)))) for site in longer.sites]
     beside = [site for site, step in steps if not step.requests]
     counters = {name: total - shorter.counters.get(name, 0) for name, total in longer.counters.items()}
+    mma, all_mma = (sum(n for name, n in counts.items() if _MMA in name) for counts in (counters, longer.counters))
     touching = [site for site in longer.sites if site.sectors]
     requests = sum(site.requests for site in touching) or 1
     costs = Costs(
-        mma_per_k_tile=sum(n for name, n in counters.items() if _MMA in name) / (ctas * _issuers(kernel.traits, spec)),
+        mma_per_k_tile=mma / (ctas * _issuers(kernel.traits, spec)),
+        mma_beside_k_tiles=(all_mma - mma * (int(spec["stages"]) + 2)) / ctas,
         barriers_per_k_tile=counters.get(_BARRIER, 0) / ctas,
         bytes_per_k_tile=sum(step.bytes for _, step in steps if step.sectors) / ctas,
         read_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if _reads(step)) / ctas,
@@ -218,6 +221,7 @@ def disagreements(costs: Costs, traits: LaunchTraits, spec: Mapping[str, Any], m
     """Yield the counts that differ from the plan and the layouts."""
     expected: dict[str, float] = {
         "mma_per_k_tile": mma_per_k_tile,
+        "mma_beside_k_tiles": 0,  # no k-tile more than there are
         "bytes_per_k_tile": traits.tile_k
         * (
             traits.tile_m * DTYPES[traits.dtype_a].bytes * _loads(traits, "a")
@@ -434,6 +438,7 @@ def proof_of(
 ) -> dict[str, Any]:
     """Return the `proof` section of the record, without the fields that come from the plan."""
     counted = {name: int(value) if value == int(value) else value for name, value in asdict(costs).items()}
+    del counted["mma_beside_k_tiles"]
     return {
         **counted,
         "mma_per_k_tile": subject.mma_per_k_tile,
