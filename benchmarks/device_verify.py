@@ -15,7 +15,9 @@ import datetime
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -34,9 +36,16 @@ from hgemm.device import checked, driver, open_device
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 RAGGED = "33x65x17@2,1x1x1,130x70x100,129x257x95"
-MANY_TILES = {"persistent": ",17x17x40@600", "stream_k": ",17x17x1030@140,70x17x2050@50"}
+MANY_TILES = {"persistent": ",17x17x{one_round}@300", "stream_k": ",17x17x1030@140,70x17x2050@50"}
 """Extra shapes by grid rule: more tiles than an H200 holds CTAs, so that a CTA computes a second tile."""
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)\b.*")
+
+
+def small_shapes(row: Mapping[str, Any]) -> str:
+    """Return shapes of few elements. One of them fills every stage twice; tiles of persistent kernels reuse one."""
+    stages, tile_k = int(row["stages"]), int(str(row["cta_tile"]).split("x")[2])
+    k = {"two_rounds": (2 * stages + 1) * tile_k + 8, "one_round": (stages + 1) * tile_k}
+    return RAGGED + f",40x24x{k['two_rounds']}" + MANY_TILES.get(str(row["grid"]), "").format(**k)
 
 
 def requests_of(args: argparse.Namespace) -> list[CheckRequest]:
@@ -51,7 +60,7 @@ def requests_of(args: argparse.Namespace) -> list[CheckRequest]:
         CheckRequest(
             library,
             str(row["symbol"]),
-            args.shapes or RAGGED + MANY_TILES.get(row["grid"], ""),
+            args.shapes or small_shapes(row),
             args.code,
             args.seed,
             data=("integer",),
