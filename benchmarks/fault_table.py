@@ -1784,6 +1784,134 @@ ORDER = (
     ),
 )
 
+
+# ---- Faults in other places, on the cases of a proof -------------------------------------------------------------------
+
+_STREAM_K = {**AUDIT_64, "schedule": "stream_k"}
+_LAUNCH = {**AUDIT_64, "schedule": "launch", "raster": "launch"}
+_CP_ASYNC_WGMMA = {"arch": "sm_90a", "mma": "wgmma", "copy": "cp_async", "align": "2", "tile": "64x64x64"}
+_FEW_ROWS = {"arch": "sm_90", "tile": "16x32x512", "copy": "ldg"}
+
+
+def _other(name: str, edit: Edit | tuple[Edit, ...], options: dict[str, str]) -> Fault:
+    return Fault(f"default cases: {name}", edit, options, DEFAULT_CASES, ANYTHING)
+
+
+OTHERS = (
+    _other(
+        "a sharer of the last k-tile of a tile overlooked",
+        At("StreamK::store_partials", "scheduler.k_tiles - 1").replace("scheduler.k_tiles - 2"),
+        _STREAM_K,
+    ),
+    _other(
+        "shares all as long as the longer ones",
+        At("Shares::sharer", "(k_tile - of_longer) / count").replace("(k_tile - of_longer) / (count + 1)"),
+        _STREAM_K,
+    ),
+    _other(
+        "a share but for one k-tile taken for a tile",
+        At("StreamK::reduce", "work.k_count == scheduler.k_tiles").replace("work.k_count + 1 >= scheduler.k_tiles"),
+        _STREAM_K,
+    ),
+    _other(
+        "a share runs over the end of its tile",
+        At("StreamScheduler::next", "Whole::smaller(left, k_tiles - work.k_first)").replace("left"),
+        _STREAM_K,
+    ),
+    _other(
+        "CTAs of a cluster in one place of the workspace",
+        At("StreamK::store_partials", "place(worker * ranks + rank, worker == first)").argument(0, "worker"),
+        {**AUDIT_CLUSTER, "schedule": "stream_k"},
+    ),
+    _other(
+        "a k-tile of zeros more",
+        At("gemm", "problem.k + Policy::tile_k - 1").replace("problem.k + Policy::tile_k"),
+        AUDIT_64,
+    ),
+    _other(
+        "items of one matrix of the batch",
+        At("Scheduler::Scheduler", "tiles() * problem.batch").replace("tiles()"),
+        _LAUNCH,
+    ),
+    _other(
+        "panels of rows",
+        At("Scheduler::locate", "-problem->raster_tiles, tiles_n, tiles_m").replace(
+            "-problem->raster_tiles, tiles_m, tiles_n"
+        ),
+        _LAUNCH,
+    ),
+    _other("turns of ping-pong without parity", At("Mainloop::order_wait", "order_phase ^= 1").drop(), AUDIT_PINGPONG),
+    _other(
+        "multicast along the other axis",
+        At("ClusterPlace::column_ranks", "column * Policy::cluster_m").replace("row * Policy::cluster_m"),
+        AUDIT_CLUSTER_4,
+    ),
+    _other(
+        "a neighbour never told that a stage is empty",
+        At("TmaPipeline::consumer_release", "Place::neighbours").replace("Place::neighbours - 1"),
+        AUDIT_CLUSTER_4,
+    ),
+    _other(
+        "the stride of the other operand decides on its batch",
+        At("TmaPipeline::load", "Policy::swap_ab ? problem.batch_stride_b : problem.batch_stride_a").replace(
+            "problem.batch_stride_a"
+        ),
+        {"arch": "sm_90a", "tile": "32x64x64", "swap_ab": "on", "cluster": "1x1"},
+    ),
+    _other(
+        "the producer keeps its registers",
+        At("gemm", "atoms::setmaxnreg_dec<...>()").drop(),
+        {**AUDIT_90, "tile": "128x256x64", "schedule": "persistent"},
+    ),
+    _other(
+        "one barrier for the reduction and the epilogue",
+        At("ConsumerThreads::barrier", "named_barrier(").argument(0, "1"),
+        {**AUDIT_90, "schedule": "stream_k"},
+    ),
+    _other(
+        "the last subtile as wide as the others",
+        At("EpilogueSubtile::place", "Policy::tile_n - column < columns ? Policy::tile_n - column : columns").replace(
+            "columns"
+        ),
+        {**AUDIT_64, "tile": "64x80x64"},
+    ),
+    _other(
+        "ragged rows of D in 32 bits",
+        At("Epilogue::copy_out", "m * problem.ldd").replace("int(m * problem.ldd)"),
+        AUDIT_64,
+    ),
+    _other(
+        "steps of k-tiles in 32 bits",
+        At("BoxCopy", "int64_t k_tile_step").replace("int k_tile_step"),
+        {
+            **_CP_ASYNC_WGMMA,
+            "layout": "nt",
+        },
+    ),
+    _other(
+        "the k of the last k-tile from the first one",
+        At("CpAsyncPipeline::load", "k_left -= Policy::tile_k").drop(),
+        _CP_ASYNC_WGMMA,
+    ),
+    _other(
+        "elements of few rows in another stride",
+        At("store_sums", "index += Policy::threads").replace("index += Policy::threads + 1"),
+        _FEW_ROWS,
+    ),
+    _other(
+        "the end of k of the first matrix",
+        At("end_of_product", "batch * problem.batch_stride_a + row").replace("row"),
+        _FEW_ROWS,
+    ),
+    _other(
+        "sums of a cluster from the own CTA",
+        At("ld_shared_cluster", "cute::cast_smem_ptr_to_uint(pointer), rank").replace(
+            "cute::cast_smem_ptr_to_uint(pointer), cluster_rank()"
+        ),
+        AUDIT_IN_CLUSTER,
+    ),
+)
+
 FAULTS = (
     *MMA_SYNC,
     *REGISTER_COPY,
@@ -1794,4 +1922,5 @@ FAULTS = (
     *EXPRESSIONS,
     *AUDIT,
     *ORDER,
+    *OTHERS,
 )

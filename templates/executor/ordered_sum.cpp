@@ -32,8 +32,9 @@ extern "C" __attribute__((visibility("default"))) void hgemm_ordered_sum(float c
     for (int64_t column = 0; column < n; column += most_columns) {
       int64_t const columns = std::min<int64_t>(most_columns, n - column);
       memset(&block, 0, sizeof block);
-      TensorCoreOperands const empty = {block.a[0],   block.b[0], block.a_powers[0], block.b_powers[0],
-                                        block.d[0],   uint32_t(columns + 7) / 8 * 8, most_columns, least, to_f16 != 0};
+      Contents of_b[most_columns / 8];
+      TensorCoreOperands const empty = {block.a[0], block.b[0],   block.a_powers[0], block.b_powers[0], block.d[0],
+                                        uint32_t(columns + 7) / 8 * 8, most_columns, most_columns, least, to_f16 != 0, of_b};
       for (int64_t first = 0; first < k; first += step) {
         for (int64_t i = 0; i < rows; ++i) memcpy(block.a[i], a + (row + i) * k + first, size_t(step) * 4);
         for (int64_t i = 0; i < step; ++i) memcpy(block.b[i], b + (first + i) * n + column, size_t(columns) * 4);
