@@ -67,8 +67,8 @@ class Case:
         the operands (of a, b, c, bias) that have one matrix for the whole batch. `in_place` puts C, which needs beta, and D in
         the same memory. `beside` makes C and D columns of one wider matrix. `same_ab` takes A's memory for B. `min_leading` is
         the least leading dimension of A, B, C and D. `min_span` is the least distance of the last row of each from its first.
-        `once` runs the case once, with normal numbers: its faults do not depend on timing. `bias` and `options` are for variants
-        that leave them to the launch.
+        `once` runs the case once, with normal numbers: its faults do not depend on timing. `brief` runs it once with each kind of
+        numbers, not twice. `bias` and `options` are for variants that leave them to the launch.
     """
 
     shape: Shape
@@ -84,6 +84,7 @@ class Case:
     min_leading: int = 0
     min_span: int = 0
     once: bool = False
+    brief: bool = False
 
     def __str__(self) -> str:
         words = [str(self.shape), f"alpha={self.alpha:g}"] + ([f"beta={self.beta:g}"] if self.beta else [])

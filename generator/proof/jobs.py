@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import gc
+import hashlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -269,19 +270,49 @@ class Text:
 def prove_texts(
     texts: Sequence[Text], host_toolchain: HostToolchain, jobs: int, seed: int = 0, timeout_s: float = TIMEOUT_S
 ) -> Iterator[CheckOutcome]:
-    """Compile emitted kernels to PTX, and prove them, in several processes. Yield the outcomes in order."""
+    """Compile emitted kernels to PTX, and prove them, in several processes. Yield the outcomes in order.
+
+    Kernels that differ only in name and architecture share one run.
+    """
     host_toolchain.executor()
     prove = partial(_prove_text, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(prove, texts)
+        compiled = list(pool.map(partial(_ptx_or_error, templates=host_toolchain.templates), texts))
+        runs: dict[str, Future[CheckOutcome]] = {}
+        for text, ptx in zip(texts, compiled):
+            key = _run_key(text, ptx)
+            runs[key] = runs.get(key) or pool.submit(prove, text, ptx)
+        for text, ptx in zip(texts, compiled):
+            yield replace(runs[_run_key(text, ptx)].result(), symbol=text.symbol)
     trim(host_toolchain.cache)
 
 
-def _prove_text(text: Text, host_toolchain: HostToolchain, seed: int, timeout_s: float) -> CheckOutcome:
+def _ptx_or_error(text: Text, templates: Path) -> bytes | str:
     try:
-        ptx = text.ptx(host_toolchain.templates)
+        return text.ptx(templates)
     except HgemmError as error:
-        return CheckOutcome(text.symbol, error=str(error))
+        return str(error)
+
+
+_TARGET = re.compile(rb"^\.target .*$", re.MULTILINE)
+
+
+def _run_key(text: Text, ptx: bytes | str) -> str:
+    """Return what a run depends on: the PTX but for its name and target, the launch, and the arithmetic of the architecture."""
+    if isinstance(ptx, str):
+        return text.symbol
+    body = _TARGET.sub(b"", ptx.replace(text.symbol.encode(), b""))
+    sections = {name: dict(text.record[name], arch="") for name in ("spec", "traits")}
+    number = int("".join(filter(str.isdigit, text.record["arch"])))
+    rest = json.dumps([sections, text.record["launch"], number >= 90], sort_keys=True)  # as TensorCoreArithmetic
+    return hashlib.sha256(body + rest.encode()).hexdigest()
+
+
+def _prove_text(
+    text: Text, ptx: bytes | str, host_toolchain: HostToolchain, seed: int, timeout_s: float
+) -> CheckOutcome:
+    if isinstance(ptx, str):
+        return CheckOutcome(text.symbol, error=ptx)
     outcome, _ = workers(1, timeout_s).check(request_of(host_toolchain, ptx, text.record, seed=seed))
     return located(outcome, ptx, text.record, host_toolchain.templates) if outcome.failed else outcome
 

@@ -235,7 +235,10 @@ def _host_map(rule, matrix: Matrix) -> abi.TensorMap:
 
 
 def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
-    """Return the cases that a kernel must pass. They depend on its tile, schedule and number of stages."""
+    """Return the cases that a kernel must pass. They depend on its tile, schedule and number of stages.
+
+    Cases of whole tiles and of splits run with all adversaries. The others are brief.
+    """
     traits = replace(traits, stages=stages)
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     ring = 2 * stages + 1  # k-tiles that fill every stage twice
@@ -253,15 +256,16 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         Shape(17, 1, k + 2),
         Shape(1, n + 8, 2 * k + 8),
     ]
-    cases = cases_of(traits, tuple(plain))
-    several = Case(Shape(m - 3, n + 5, k + 1, 2), alpha=2.0, beta=0.25 if traits.takes_beta else 0.0)
+    cases = [replace(case, brief=True) for case in cases_of(traits, tuple(plain))]
+    several = Case(Shape(m - 3, n + 5, k + 1, 2), alpha=2.0, beta=0.25 if traits.takes_beta else 0.0, brief=True)
     cases += [
         replace(several, loose=True),
         replace(several, shape=Shape(17, n - 1, k, 3), broadcast="a"),
         replace(several, shape=Shape(m, 19, 2 * k, 2), broadcast="b,c,bias", loose=True),
     ]
     if traits.overwritten:
-        cases.append(Case(Shape(m + 1, n // 2, k + 1, 2), -0.5, float(traits.takes_beta), loose=True, in_place=True))
+        in_place = Case(Shape(m + 1, n // 2, k + 1, 2), -0.5, float(traits.takes_beta), loose=True, in_place=True)
+        cases.append(replace(in_place, brief=True))
     if traits.persistent:
         cases.append(replace(several, shape=Shape(m + 1, n + 1, k + 3, PERSISTENT_CTAS // 2 + 1)))
     if traits.grid_rule == "stream_k":
@@ -271,8 +275,12 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
             cases.append(replace(several, shape=shared, broadcast="a", once=True))
     if traits.decides_splits:
         cases += [replace(case, options=_TAILS[at % len(_TAILS)]) for at, case in enumerate(_shared_cases(traits))]
-    cases += covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)
+    covering = covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)
+    cases += [replace(case, brief=not case.once) for case in covering]
     cases.append(far_case(traits, Shape(m + 1, n + 1, k + 8, 2), FAR_LEADING))
+    cases[0] = replace(cases[0], brief=False)
+    if splits > 1:
+        cases[3] = replace(cases[3], brief=False)
     return varied(traits, cases)
 
 
@@ -295,7 +303,8 @@ def _shared_cases(traits: LaunchTraits) -> list[Case]:
         Shape(m, n // 2 + 1, tiles[2] * k - 7, PERSISTENT_CTAS + 1),
         Shape(m // 2 + 3, n - 3, tiles[3] * k - 1, 2 * PERSISTENT_CTAS + 1),
     )
-    return cases_of(traits, shapes)
+    cases = [replace(case, brief=True) for case in cases_of(traits, shapes)]
+    return [*cases[:-1], replace(cases[-1], brief=False)]  # a second launch finds the counters that the first one left
 
 
 def measured_case(traits: LaunchTraits, k_tiles: int) -> Case:
