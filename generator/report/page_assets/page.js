@@ -145,7 +145,7 @@ function times(measured) {
 function proof(values) {
   const proved = values.shapes && values.shapes.length;
   const summary = proved
-    ? `Its source was run on the CPU with ${values.shapes.length} shapes and ${values.timings.length} schedules: ` +
+    ? `Its PTX was run on the CPU with ${values.shapes.length} shapes and ${values.timings.length} schedules: ` +
       `${values.races} races; largest error ${words(values.max_bound_ratio)} of the bound.`
     : "No proof. To prove it on the CPU, run: hgemm verify --emulate";
   const section = facts("Proof", values);
