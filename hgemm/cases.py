@@ -67,6 +67,7 @@ class Case:
         the operands (of a, b, c, bias) that have one matrix for the whole batch. `in_place` puts C, which needs beta, and D in
         the same memory. `beside` makes C and D columns of one wider matrix. `same_ab` takes A's memory for B. `min_leading` is
         the least leading dimension of A, B, C and D. `min_span` is the least distance of the last row of each from its first.
+        `cancels` takes a C that cancels the product but for its rounding, so that D shows the last bits of the sums.
         `once` runs the case once, with normal numbers: its faults do not depend on timing. `brief` runs it once with each kind of
         numbers, not twice. `bias` and `options` are for variants that leave them to the launch.
     """
@@ -83,6 +84,7 @@ class Case:
     same_ab: bool = False
     min_leading: int = 0
     min_span: int = 0
+    cancels: bool = False
     once: bool = False
     brief: bool = False
 
@@ -90,7 +92,7 @@ class Case:
         words = [str(self.shape), f"alpha={self.alpha:g}"] + ([f"beta={self.beta:g}"] if self.beta else [])
         words += ["loose"] * self.loose + [f"broadcast={self.broadcast}"] * bool(self.broadcast)
         words += ["in-place"] * self.in_place + [f"bias={self.bias}"] * (self.bias != "none")
-        words += ["C-beside-D"] * self.beside + ["A-is-B"] * self.same_ab
+        words += ["C-cancels"] * self.cancels + ["C-beside-D"] * self.beside + ["A-is-B"] * self.same_ab
         words += [f"ld>={self.min_leading}"] * bool(self.min_leading)
         words += [f"span>={self.min_span}"] * bool(self.min_span)
         return " ".join(words + ([str(self.options)] if self.options else []))

@@ -129,6 +129,8 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
     bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if bias_kind != "none" else None
     rounded = stored_digits if case.loose else representable
     b = a.swapaxes(1, 2) if case.same_ab else b
+    if case.cancels:
+        c = -case.alpha / case.beta * (rounded(a, traits.dtype_a) @ rounded(b, traits.dtype_b))
     return Operands(
         rounded(a, traits.dtype_a),
         rounded(b, traits.dtype_b),
@@ -478,6 +480,8 @@ def verify(
         options = replace(options, data=options.data[-1:], twice=False)
     if case.brief:
         options = replace(options, twice=False)
+    if case.cancels:
+        options = replace(options, data=options.data[-1:])
     for kind in options.data:
         trial = Trial(kernel, case, device, options, kind)
         try:

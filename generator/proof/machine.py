@@ -273,6 +273,9 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         for count in (8, 9):  # k-tiles of a tile: all shares but one have 9 of them, or all have 10
             shared = Shape(9, 8, count * k, STREAM_K_WORKERS + 1)
             cases.append(replace(several, shape=shared, broadcast="a", once=True))
+    if traits.decides_splits and traits.beta:  # two launches, in which other CTAs arrive last
+        sums = Case(Shape(m, n, 2 * splits * k), 1.0, 1.0, cancels=True)
+        cases.append(replace(sums, options=LaunchOptions(splits, 0, 1)))
     if traits.decides_splits:
         cases += [replace(case, options=_TAILS[at % len(_TAILS)]) for at, case in enumerate(_shared_cases(traits))]
     covering = covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)
