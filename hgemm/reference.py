@@ -270,6 +270,9 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
             largest = np.maximum(np.maximum(before, total) - low + most, high - np.minimum(before, total) - least)
         else:
             largest = np.maximum(np.abs(before), np.abs(total))
+        if traits.acc != "f32":  # f16 sums are rounded after each group, when they may be larger than after the step
+            for part in range(at + group, end, group):
+                largest = np.maximum(largest, np.abs(before + a[:, :, at:part] @ b[:, at:part]))
         largest *= largest
         largest += square
         unit = _power_of_two(np.sqrt(largest, out=largest))
