@@ -5,7 +5,7 @@ Grouped by family and technique. `benchmarks/anchors.py` says how an edit names 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.anchors import At, Edit
 
@@ -1765,11 +1765,14 @@ ORDER = (
         _k_tiles_in_order(f"problem.m > 1 ? k : {_LAST_FIRST}"),
         _TMA_ORDER,
     ),
-    _order(
-        "parts of k that depend on m",
-        At("gemm", "k_range(k_tiles, work)").replace("k_range(k_tiles + problem.m / 64 * 2, work)"),
-        _SPLIT_ORDER,
-    ),
+    replace(
+        _order(
+            "parts of k that depend on m",
+            At("gemm", "k_range(k_tiles, work)").replace("k_range(k_tiles + problem.m / 64 * 2, work)"),
+            _SPLIT_ORDER,
+        ),
+        caught_by=ANYTHING,
+    ),  # also by the count of tensor instructions
     _order(
         "parts of k added backwards",
         At("SplitK::reduce", "uint64_t(split) * vecs, first").replace(
