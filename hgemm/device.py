@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -143,6 +143,8 @@ class Device:
     ordinal: int
     handle: Any
     context: Any
+    programmatic: set[Any] = field(default_factory=set)
+    """The handles of the programmatic kernels that are loaded. They let the next kernel start early."""
 
     @property
     def name(self) -> str:
@@ -206,6 +208,8 @@ class Device:
             self._call(
                 "cuFuncSetAttribute", f"set the shared memory of {traits.symbol}", handle, smem, traits.smem_bytes
             )
+            if traits.programmatic:
+                self.programmatic.add(handle)
             return Function(handle, traits, self._resident_ctas(handle, traits))
 
     def _resident_ctas(self, handle: Any, traits: LaunchTraits) -> int:
@@ -235,6 +239,27 @@ class Device:
             config.attrs, config.numAttrs = [attribute], 1
         return config
 
+    def overlap_pays(self, stream: Any) -> bool:
+        """Return whether the next launch on a stream should be programmatic, if its kernel is.
+
+        Outside captures, the previous work is unknown, and the answer is True. In a CUDA graph, the launch must depend on one node
+        only, a programmatic kernel of this device's libraries. After other nodes, the launch attribute costs time.
+        """
+        bindings = driver()
+        if not bindings.cuStreamIsCapturing(stream)[1]:
+            return True
+        status, _, _, _, nodes, edges, _ = bindings.cuStreamGetCaptureInfo(stream)
+        if int(status):
+            return True
+        ports = bindings.CU_GRAPH_KERNEL_NODE_PORT_DEFAULT, bindings.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+        if len(nodes) != 1 or any(edge.from_port not in ports for edge in edges or ()):
+            return False
+        status, kind = bindings.cuGraphNodeGetType(nodes[0])
+        if int(status) or kind != bindings.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            return False
+        status, launched = bindings.cuGraphKernelNodeGetParams(nodes[0])
+        return not int(status) and launched.func in self.programmatic
+
     def bind(
         self,
         function: Function,
@@ -251,10 +276,13 @@ class Device:
         traits = function.traits
         pointers = (ctypes.c_char_p * len(parameters))(*parameters)  # keeps the parameters alive
         config = self.config(traits, grid_x, stream, counters[1] > 0)
+        programmatic = config.numAttrs > 0
 
         def launch() -> None:
             with self.current():
                 address = ctypes.addressof(pointers)
+                if programmatic:
+                    config.numAttrs = int(self.overlap_pays(config.hStream))
                 if counters[1]:
                     self._call("cuMemsetD8Async", "zero the counters", counters[0], 0, counters[1], config.hStream)
                 self._call("cuLaunchKernelEx", f"launch {traits.symbol}", config, function.handle, address, 0)

@@ -393,6 +393,8 @@ class Launcher:
         bindings = driver()
         self._handle, self._context = self._function.handle, self._device.context
         self._current_context, self._launch_kernel = bindings.cuCtxGetCurrent, bindings.cuLaunchKernelEx
+        self._programmatic = traits.programmatic and not self._zeroed_bytes
+        self._capture_status = bindings.cuStreamIsCapturing
 
     def launch(self, addresses: Addresses, stream: int) -> None:
         """Launch on a stream without waiting. Raises ProblemError if D overlaps an operand, or DeviceError."""
@@ -406,8 +408,13 @@ class Launcher:
         if slot.addresses != addresses:
             self._write(slot, addresses)
         if slot.stream != stream:
-            slot.config.hStream = driver().CUstream(stream)
+            slot.config.hStream = slot.handle = driver().CUstream(stream)
             slot.stream = stream
+        if self._programmatic:  # no graph captures stream 0, the legacy default stream
+            captured = stream and self._capture_status(slot.handle)[1]
+            overlap = not captured or self._device.overlap_pays(slot.handle)
+            if slot.overlap != overlap:
+                slot.config.numAttrs, slot.overlap = int(overlap), overlap
         if self._zeroed_bytes or self._current_context()[1] != self._context:
             status = self._launch_elsewhere(slot)
         else:
@@ -419,8 +426,9 @@ class Launcher:
     def describe(self) -> dict[str, Any]:
         """Return the launch as plain values, for a program that repeats it without Python (hgemm/torch/operator.cpp).
 
-        Fields: `problem` is the packed problem, with addresses at `offsets`; `attributes` are CUlaunchAttributes. Operands are in
-            the order a, b, c, d, bias, workspace; maps in that of OPERANDS. If `zero_counters` is set, the first
+        Fields: `problem` is the packed problem, with addresses at `offsets`; `attributes` are CUlaunchAttributes, for launches
+            whose overlap pays (Device.overlap_pays); `programmatic` is whether the kernel lets the next one start early.
+            Operands are in the order a, b, c, d, bias, workspace; maps in that of OPERANDS. If `zero_counters` is set, the first
             `counter_bytes` of the workspace must be zeroed before each launch.
         """
         config = self._device.config(self.kernel.traits, self._grid, 0, self._zeroed_bytes > 0)
@@ -435,6 +443,7 @@ class Launcher:
             "smem_bytes": config.sharedMemBytes,
             "attributes": b"".join(ctypes.string_at(one.getPtr(), _ATTRIBUTE_BYTES) for one in config.attrs),
             "attribute_count": config.numAttrs,
+            "programmatic": self.kernel.traits.programmatic,
             "problem": self._packed,
             "offsets": tuple(8 * place for place in range(len(_NAMES))),
             "span_bytes": (self._a_bytes, self._b_bytes, self._c_bytes, self._d_bytes, self._bias_bytes, 0),
@@ -493,7 +502,7 @@ class _Slot:
     """The arguments and attributes of one launch. One thread uses it at a time."""
 
     def __init__(self, packed: bytes, config: object, stream: int, maps: bool) -> None:
-        self.config, self.stream = config, stream
+        self.config, self.stream, self.handle, self.overlap = config, stream, config.hStream, True
         self.problem = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
         self.maps = ctypes.create_string_buffer(MAP_BYTES * len(OPERANDS))
         self.addresses: Addresses = ()

@@ -34,7 +34,9 @@ class ComputingDriver(FakeDriver):
         self.symbols.append(function)
         self.takes_maps = bool(traits.tensor_maps)
         self.kernel = self.kernel_of
-        return super().cuLaunchKernelEx(config, "function", parameters, extra)
+        result = super().cuLaunchKernelEx(config, "function", parameters, extra)
+        self.capture(int(config.hStream), function)
+        return result
 
     def kernel_of(self, problem: Problem) -> None:
         simulated.launch(self.traits[self.symbols[-1]], problem)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 from cuda.bindings import driver as real
@@ -17,6 +18,7 @@ from hgemm import problem as hgemm_problem
 from hgemm.problem import BIASES, PROBLEM_BYTES, LaunchOptions, Problem
 
 SUCCESS = real.CUresult.CUDA_SUCCESS
+MEMSET = "memset"
 _ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": 9,
     "COMPUTE_CAPABILITY_MINOR": 0,
@@ -37,6 +39,9 @@ class FakeDriver:
     cuuint32_t, cuuint64_t = real.cuuint32_t, real.cuuint64_t
     CUdevice_attribute, CUfunction_attribute = real.CUdevice_attribute, real.CUfunction_attribute
     CUpointer_attribute, CUstreamCaptureMode = real.CUpointer_attribute, real.CUstreamCaptureMode
+    CUgraphNodeType = real.CUgraphNodeType
+    CU_GRAPH_KERNEL_NODE_PORT_DEFAULT = real.CU_GRAPH_KERNEL_NODE_PORT_DEFAULT
+    CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = real.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
 
     def __init__(self) -> None:
         self.kernel: Callable[[Problem], None] = lambda problem: None
@@ -52,6 +57,8 @@ class FakeDriver:
         self.status = real.CUresult.CUDA_SUCCESS
         self.memory_bytes = 0
         self.captured: set[int] = set()  # streams whose launches a graph captures
+        self.dependencies: list[str] = []  # the nodes that the next launch depends on: functions of kernels, or MEMSET
+        self.ports: list[int] = []  # of the edges from them
 
     def cuInit(self, flags):
         return (self.status,)
@@ -95,6 +102,23 @@ class FakeDriver:
 
     def cuStreamIsCapturing(self, stream):
         return SUCCESS, int(stream) in self.captured
+
+    def cuStreamGetCaptureInfo(self, stream):
+        edges = [SimpleNamespace(from_port=port) for port in self.ports]
+        nodes = list(self.dependencies)
+        return SUCCESS, int(stream) in self.captured, 1, "graph", nodes, edges, len(nodes)
+
+    def cuGraphNodeGetType(self, node):
+        types = real.CUgraphNodeType
+        return SUCCESS, types.CU_GRAPH_NODE_TYPE_MEMSET if node == MEMSET else types.CU_GRAPH_NODE_TYPE_KERNEL
+
+    def cuGraphKernelNodeGetParams(self, node):
+        assert node != MEMSET
+        return SUCCESS, SimpleNamespace(func=node)
+
+    def capture(self, stream: int, node: str) -> None:
+        if stream in self.captured:
+            self.dependencies = [node]
 
     def cuThreadExchangeStreamCaptureMode(self, mode):
         return SUCCESS, mode
@@ -146,6 +170,7 @@ class FakeDriver:
         if self.status != SUCCESS:
             return (self.status,)
         self.kernel(unpack(packed))
+        self.capture(int(config.hStream), function)
         return (SUCCESS,)
 
     # ---- Memory and time --------------------------------------------------------------------------------------------
@@ -158,6 +183,7 @@ class FakeDriver:
 
     def cuMemsetD8Async(self, pointer, value, size, stream):
         ctypes.memset(int(pointer), value, size)
+        self.capture(int(stream), MEMSET)
         return (SUCCESS,)
 
     def cuMemFree(self, pointer):

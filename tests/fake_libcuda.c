@@ -3,7 +3,8 @@
  *
  * FAKE_CAPABILITY (90) and FAKE_SMS (132) say what the device is; FAKE_LOG names a file that gets a line a call that matters;
  * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing.
- * fake_capture(stream) begins the capture of a stream, fake_capture(NULL) ends it; after fake_new_streams() the handles of streams
+ * fake_capture(stream) begins the capture of a stream, fake_capture(NULL) ends it; fake_after(type) lets its next launch depend on a
+ * foreign node, and fake_join() on one more; after fake_new_streams() the handles of streams
  * stand for other streams. */
 #include <math.h>
 #include <stdint.h>
@@ -118,7 +119,25 @@ static _Atomic(void *) captured;
 static _Atomic unsigned long long generation;
 static __thread int capture_mode; /* 2 is relaxed */
 
-void fake_capture(void *stream) { captured = stream; }
+typedef struct Node {
+  int type; /* CUgraphNodeType: 0 kernel, 2 memset, 10 allocation, 11 release */
+  void *function;
+} Node;
+static Node node;
+static void *nodes[2] = {&node, &node};
+static size_t node_count; /* that the next launch of the captured stream depends on */
+
+static void capture(void *stream, int type, void *function) {
+  if (stream == NULL || stream != captured) return;
+  node = (Node){type, function};
+  node_count = 1;
+}
+void fake_capture(void *stream) {
+  captured = stream;
+  node_count = 0;
+}
+void fake_after(int type) { capture(captured, type, &node); }
+void fake_join(void) { node_count = 2; }
 void fake_new_streams(void) { ++generation; }
 
 int cuStreamGetId(void *stream, unsigned long long *id) {
@@ -127,6 +146,13 @@ int cuStreamGetId(void *stream, unsigned long long *id) {
   return current == NULL;
 }
 int cuStreamIsCapturing(void *stream, int *status) { *status = stream != NULL && stream == captured; return current == NULL; }
+int cuStreamGetCaptureInfo_v3(void *stream, int *status, uint64_t *id, void **graph, void ***found, void const **edges, size_t *count) {
+  *status = stream != NULL && stream == captured;
+  *id = 1, *graph = &node, *found = nodes, *edges = NULL, *count = node_count;
+  return fails("cuStreamGetCaptureInfo_v3");
+}
+int cuGraphNodeGetType(Node *of, int *type) { *type = of->type; return 0; }
+int cuGraphKernelNodeGetParams_v2(Node *of, void **params) { params[0] = of->function; return of->type != 0; }
 int cuThreadExchangeStreamCaptureMode(int *mode) {
   int const before = capture_mode;
   capture_mode = *mode, *mode = before;
@@ -158,10 +184,12 @@ int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
 int cuMemFree_v2(uint64_t address) { free((void *)(uintptr_t)address); --live; say_memory("free", 0, NULL); return 0; }
 int cuMemAllocAsync(uint64_t *address, size_t bytes, void *stream) {
   say_memory("alloc-async", bytes, stream);
+  capture(stream, 10, NULL);
   return allocate(address, bytes);
 }
 int cuMemFreeAsync(uint64_t address, void *stream) {
   say_memory("free-async", 0, stream);
+  capture(stream, 11, NULL);
   free((void *)(uintptr_t)address);
   --live;
   return 0;
@@ -172,6 +200,7 @@ int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *stream
   char line[128];
   snprintf(line, sizeof line, "zero %zu %p", bytes, stream);
   if (logging) say(line);
+  capture(stream, 2, NULL);
   if (!lazy) memset((void *)(uintptr_t)to, value, bytes);
   return fails("cuMemsetD8Async");
 }
@@ -278,6 +307,7 @@ int cuLaunchKernelEx(Config const *config, void *handle, void **parameters, void
   if (refusing_launches) return 999;
   if (!lazy && p->splits > 1 && p->workspace && *(uint64_t const *)(uintptr_t)p->workspace != 0) return 998; /* counters */
   ++launches;
+  capture(config->stream, 0, handle);
   if (!lazy) compute(function->name, function->image, p);
   return 0;
 }

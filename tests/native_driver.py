@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from computing_driver import ComputingDriver
+from fake_driver import MEMSET
 
 from hgemm.launch import MAP_BYTES
 from hgemm.problem import PROBLEM_BYTES
@@ -22,6 +23,16 @@ class LaunchConfig(ctypes.Structure):
         ("stream", _POINTER),
         ("attributes", _POINTER),
         ("attribute_count", _UNSIGNED),
+    ]
+
+
+class KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h."""
+
+    _fields_ = [
+        ("function", _POINTER),
+        *((name, _UNSIGNED) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")),
+        *((name, _POINTER) for name in ("parameters", "extra", "kernel", "context")),
     ]
 
 
@@ -60,6 +71,13 @@ class NativeDriver:
             "cuCtxPushCurrent": self._function(self._push, _POINTER),
             "cuCtxPopCurrent": self._function(self._pop, ctypes.POINTER(_POINTER)),
             "cuStreamIsCapturing": self._function(self._capturing, _POINTER, ctypes.POINTER(_INT)),
+            "cuStreamGetCaptureInfo": self._function(
+                self._capture_info,
+                *(_POINTER, ctypes.POINTER(_INT), u64, _POINTER),
+                *(ctypes.POINTER(_POINTER), ctypes.POINTER(_POINTER), ctypes.POINTER(ctypes.c_size_t)),
+            ),
+            "cuGraphNodeGetType": self._function(self._node_type, _POINTER, ctypes.POINTER(_INT)),
+            "cuGraphKernelNodeGetParams": self._function(self._kernel_node, _POINTER, ctypes.POINTER(KernelNode)),
             "cuGetErrorString": self._function(self._error, _INT, ctypes.POINTER(ctypes.c_char_p)),
             "stream": self._function(self._stream, ctypes.c_int32, ctypes.POINTER(_POINTER)),
         }
@@ -84,6 +102,7 @@ class NativeDriver:
             from fake_driver import unpack
 
             self.fake.kernel_of(unpack(self.problems[-1]))
+            self.fake.capture(copy.stream or 0, symbol)
         return self.status
 
     def _encode(self, place, element, rank, address, *rest) -> int:
@@ -110,6 +129,23 @@ class NativeDriver:
 
     def _capturing(self, stream, status) -> int:
         status[0] = int((stream or 0) in self.fake.captured)
+        return 0
+
+    def _capture_info(self, stream, status, identity, graph, nodes, edges, count) -> int:
+        status[0] = int((stream or 0) in self.fake.captured)
+        handles = [int(Handle(node)) for node in self.fake.dependencies]
+        self._nodes, self._edges = (_POINTER * len(handles))(*handles), ctypes.create_string_buffer(8 * len(handles))
+        for at, port in enumerate(self.fake.ports):
+            self._edges[8 * at] = port
+        nodes[0], edges[0], count[0] = ctypes.addressof(self._nodes), ctypes.addressof(self._edges), len(handles)
+        return 0
+
+    def _node_type(self, node, kind) -> int:
+        kind[0] = 2 if node == int(Handle(MEMSET)) else 0
+        return 0
+
+    def _kernel_node(self, node, params) -> int:
+        params[0].function = node
         return 0
 
     def _error(self, status, text) -> int:

@@ -100,7 +100,7 @@ static int thread_workspaces(void) { return in_threads(launch_splits); }
 
 /* Does what each word of the input says, such as `run` or `stream=16`, and prints a status for each. */
 static int workspaces(void) {
-  void (*capture)(void *), (*new_streams)(void);
+  void (*capture)(void *), (*new_streams)(void), (*after)(int), (*join)(void);
   long (*live)(void);
   hgemm_handle *handle;
   hgemm_choice choice = {0};
@@ -110,6 +110,8 @@ static int workspaces(void) {
   char word[32];
   *(void **)&capture = fake("fake_capture");
   *(void **)&new_streams = fake("fake_new_streams");
+  *(void **)&after = fake("fake_after");
+  *(void **)&join = fake("fake_join");
   *(void **)&live = fake("fake_live");
   if (hgemm_create(&handle, 0) != HGEMM_OK) return 1;
   while (scanf(" %31[a-z_]", word) == 1) {
@@ -118,6 +120,8 @@ static int workspaces(void) {
     if (strcmp(word, "stream") == 0) stream = (void *)number;
     else if (strcmp(word, "capture") == 0) capture((void *)number);
     else if (strcmp(word, "new_streams") == 0) new_streams();
+    else if (strcmp(word, "after") == 0) after((int)number);
+    else if (strcmp(word, "join") == 0) join();
     else if (strcmp(word, "run") == 0) status = hgemm_run(handle, &p, stream);
     else if (strcmp(word, "select") == 0) status = hgemm_select(handle, &p, &choice);
     else if (strcmp(word, "prepare") == 0) status = hgemm_prepare(handle, &p);

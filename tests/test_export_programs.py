@@ -294,6 +294,11 @@ class Told:
         """The address of the workspace of each launch."""
         return [int(words[19], 16) for words in self.log if words[0] == "launch"]
 
+    @property
+    def programmatic(self) -> list[int]:
+        """The number of launch attributes of each launch."""
+        return [int(words[21]) for words in self.log if words[0] == "launch"]
+
 
 @pytest.fixture
 def told(probe: Path, cuda: dict[str, str], tmp_path: Path) -> Callable[..., Told]:
@@ -345,6 +350,15 @@ def test_a_capture_takes_a_workspace_of_its_own_and_never_allocates(told: Callab
     assert made.count("alloc") == 2
     made = told("prepare prepare stream=16 capture=16 run")
     assert not any(made.statuses) and made.count("alloc") == 1
+
+
+def test_a_captured_launch_begins_early_only_after_a_kernel_of_the_handle(told: Callable[..., Told]) -> None:
+    foreign, memset = "after=0", "after=2"
+    text = f"stream=16 run capture=16 run run run {foreign} run {memset} run run join run capture=0 run"
+    made = told(text)
+    assert not any(made.statuses)
+    assert made.programmatic == [1, 0, 1, 1, 0, 0, 1, 0, 1]
+    assert all(told(text, FAKE_FAIL="cuStreamGetCaptureInfo_v3").programmatic), "as in a driver before CUDA 12.3"
 
 
 def test_a_capture_without_a_workspace_is_told_what_to_do(told: Callable[..., Told]) -> None:

@@ -30,7 +30,7 @@ from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import BenchPlan, run
 from hgemm.bench.work import Work
 from hgemm.cases import default_cases
-from hgemm.device import choose_code, open_device
+from hgemm.device import checked, choose_code, driver, open_device
 from hgemm.errors import UnsupportedError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
@@ -272,6 +272,43 @@ def test_a_graph_keeps_the_tensor_maps_that_it_was_captured_with(settings: Setti
     graph.replay()
     torch.cuda.synchronize()
     assert (out.double() - a.double() @ w.double().t()).abs().max() < 0.1
+
+
+def test_a_captured_launch_is_programmatic_only_after_a_kernel_of_ours(settings: Settings) -> None:
+    torch = pytest.importorskip("torch")
+    if open_device().capability != (9, 0):
+        pytest.skip("wgmma runs on compute capability 9.0 only")
+    outcome = made({"arch": "sm_90a", "tile": "128x128x64", "layout": "tn"}, settings)[0]
+    kernel, bindings = open_kernel(settings.library, outcome.record.symbol), driver()
+    assert kernel.traits.programmatic
+    own = kernel.prepare().handle
+    given, w = (torch.randn(256, 256, device="cuda", dtype=torch.float16) / scale for scale in (1, 16))
+    a, first, second = (torch.zeros_like(given) for _ in range(3))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), open_device().current():
+        handle = bindings.CUstream(stream.cuda_stream)
+        torch.mul(given, 1, out=a)  # loads this kernel of torch before the capture
+        mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        checked(bindings.cuStreamBeginCapture(handle, mode), "begin a graph")
+        torch.mul(given, 1, out=a)
+        kernel(a, w.t(), first, stream=stream)
+        kernel(first, w.t(), second, stream=stream)
+        graph = checked(bindings.cuStreamEndCapture(handle), "end a graph")
+        before, _, edges, _ = checked(bindings.cuGraphGetEdges(graph, 2), "read the edges")
+        functions = [checked(bindings.cuGraphKernelNodeGetParams(node), "read a node").func for node in before]
+        kinds = {function == own: edge.type for function, edge in zip(functions, edges, strict=True)}
+        assert kinds == {False: 0, True: int(bindings.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)}
+        executable = checked(bindings.cuGraphInstantiate(graph, 0), "make a graph")
+        for _ in range(5):
+            given.copy_(torch.randn_like(given))
+            checked(bindings.cuGraphLaunch(executable, handle), "launch a graph")
+            stream.synchronize()
+            expected = (given.double() @ w.double().t()).half()
+            assert (first.double() - expected.double()).abs().max() < 0.02
+            assert (second.double() - first.double() @ w.double().t()).abs().max() < 0.02
+        checked(bindings.cuGraphExecDestroy(executable), "drop a graph")
+        checked(bindings.cuGraphDestroy(graph), "drop a graph")
 
 
 # ==== The exported library ============================================================================================

@@ -13,16 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simulated
-from fake_driver import FakeDriver, real, unpack
+from fake_driver import MEMSET, FakeDriver, real, unpack
 from gpu_arrays import Dlpack, Interface
 from simulated import record
 
 import hgemm.device
+import hgemm.kernel
 from hgemm import DeviceError, Kernel, Problem, ProblemError
 from hgemm.cases import Case, Shape
 from hgemm.device import Image, choose_code, cubin_runs, open_device, ptx_runs
 from hgemm.dtypes import decode, encode
 from hgemm.errors import LibraryError, UnsupportedError
+from hgemm.kernel import Launcher
 from hgemm.launch import (
     COUNTER_BYTES,
     WORKSPACE_COUNTERS,
@@ -333,6 +335,53 @@ def test_a_launch_may_begin_early_where_the_kernel_waits(driver: FakeDriver) -> 
         kernel = Kernel(made, b"cubin")
         attach(driver, kernel)
         assert (call(kernel, driver) == 24).all() and driver.attributes == attributes
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_captured_launch_begins_early_only_after_a_kernel_of_ours(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, repeated: bool
+) -> None:
+    monkeypatch.setattr(hgemm.kernel, "driver", lambda: driver)
+    early = record()
+    early["launch"] = {**early["launch"], "programmatic": True}
+    kernel = Kernel(early, b"cubin")
+    problem = Problem(8, 8, 8, a=0x1000, b=0x2000, d=0x3000, lda=8, ldb=8, ldd=8)
+    launcher, bound = Launcher(kernel, problem), kernel.bind(problem, stream=7)
+
+    def begins_early() -> bool:
+        launcher.launch((0x1000, 0x2000, 0, 0x3000, 0, 0), 7) if repeated else bound()
+        return driver.attributes == ["PROGRAMMATIC_STREAM_SERIALIZATION"]
+
+    assert begins_early()
+    driver.captured.add(7)
+    assert not begins_early(), "the first node of a graph"
+    assert begins_early() and begins_early()
+    default, programmatic, launch_order = range(3)
+    for nodes, ports, expected in (
+        (["foreign"], [], False),
+        ([MEMSET], [], False),
+        (["function", MEMSET], [], False),
+        (["function"], [default], True),
+        (["function"], [programmatic], True),
+        (["function"], [launch_order], False),
+    ):
+        driver.dependencies, driver.ports = nodes, ports
+        assert begins_early() == expected, (nodes, ports)
+    launcher.launch((0x1000, 0x2000, 0, 0x3000, 0, 0), 0)
+    assert driver.attributes == ["PROGRAMMATIC_STREAM_SERIALIZATION"], "in another stream"
+    driver.captured.clear()
+    assert begins_early()
+
+
+def test_a_kernel_that_is_not_programmatic_does_not_start_the_next_one_early(driver: FakeDriver) -> None:
+    early = record()
+    early["launch"] = {**early["launch"], "programmatic": True}
+    driver.captured.add(7)
+    for name, made in (("plain", record()), ("early", early)):
+        driver.cuModuleGetFunction = lambda module, symbol, name=name: (real.CUresult.CUDA_SUCCESS, name)
+        Kernel(made, b"cubin").prepare()
+        driver.dependencies = [name]
+        assert open_device().overlap_pays(7) == (name == "early")
 
 
 def test_a_bound_launch_repeats_itself(driver: FakeDriver) -> None:

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 from computing_driver import ComputingDriver  # noqa: E402
+from fake_driver import MEMSET  # noqa: E402
 from native_driver import NativeDriver  # noqa: E402
 from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
 from test_torch import CASES, tensors  # noqa: E402
@@ -284,6 +285,31 @@ def test_launches_are_those_of_python(launching: NativeDriver, library: Library)
             programmatic = plan.traits.programmatic
             assert (launching.attributes[-1][:1] == b"\x06") == programmatic
     assert not launching.contexts, "each context that was entered was left"
+
+
+def test_a_captured_launch_begins_early_only_after_a_kernel_of_ours(launching: NativeDriver) -> None:
+    x, weight = whole(256, 128), whole(512, 128)
+
+    def begins_early() -> bool:
+        hgemm_torch.linear(x, weight)
+        return launching.attributes[-1][:1] == b"\x06"
+
+    with torch.no_grad():
+        assert begins_early()
+        launching.stream, launching.fake.captured = 7, {7}
+        assert [begins_early() for _ in range(3)] == [False, True, True]
+        own = launching.fake.dependencies
+        for nodes, ports, expected in (
+            (["foreign"], [], False),
+            ([MEMSET], [], False),
+            ([*own, MEMSET], [], False),
+            (own, [1], True),
+            (own, [2], False),
+        ):
+            launching.fake.dependencies, launching.fake.ports = nodes, ports
+            assert begins_early() == expected, (nodes, ports)
+        launching.fake.captured = set()
+        assert begins_early()
 
 
 def test_external_matmul_writes_out(launching: NativeDriver) -> None:

@@ -144,6 +144,12 @@ _DRIVER = {
     "cuGetErrorString": "cuGetErrorString",
 }
 """The functions that the operator calls, with their names in libcuda.so.1 of CUDA 12 and 13."""
+_OPTIONAL = {
+    "cuStreamGetCaptureInfo": "cuStreamGetCaptureInfo_v3",
+    "cuGraphNodeGetType": "cuGraphNodeGetType",
+    "cuGraphKernelNodeGetParams": "cuGraphKernelNodeGetParams_v2",
+}
+"""Functions that drivers before CUDA 12.3 may lack. Their address is then 0."""
 
 
 def driver_addresses() -> dict[str, int]:
@@ -152,7 +158,8 @@ def driver_addresses() -> dict[str, int]:
         driver = ctypes.CDLL("libcuda.so.1")
         streams = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
         found = {name: address_of(getattr(driver, symbol)) for name, symbol in _DRIVER.items()}
-        return {**found, "stream": address_of(streams.aoti_torch_get_current_cuda_stream)}
+        optional = {name: address_of(getattr(driver, symbol, None)) for name, symbol in _OPTIONAL.items()}
+        return {**found, **optional, "stream": address_of(streams.aoti_torch_get_current_cuda_stream)}
     except (OSError, AttributeError) as error:
         raise BuildError(" ".join(str(error).split())) from error
 

@@ -29,6 +29,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace {
@@ -46,6 +47,19 @@ struct LaunchConfig {  // CUlaunchConfig
   unsigned attribute_count;
 };
 
+struct EdgeData {  // CUgraphEdgeData
+  unsigned char from_port, to_port, type, reserved[5];
+};
+
+struct KernelNode {  // CUDA_KERNEL_NODE_PARAMS_v2
+  void* function;
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, smem_bytes;
+  void **parameters, **extra, *kernel, *context;
+};
+
+constexpr int node_type_kernel = 0;           // CUgraphNodeType
+constexpr unsigned char port_programmatic = 1;  // CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC; 0 is the default port
+
 struct Driver {
   int (*launch)(LaunchConfig const*, void* function, void** parameters, void** extra);
   int (*encode)(void* map, int type, uint32_t rank, void* address, uint64_t const* extents, uint64_t const* strides,
@@ -56,6 +70,11 @@ struct Driver {
   int (*pop)(void** context);
   int (*capturing)(void* stream, int* status);
   int (*error)(int status, char const** text);
+  // Null in drivers before CUDA 12.3.
+  int (*capture_info)(void* stream, int* status, uint64_t* id, void** graph, void* const** nodes, EdgeData const** edges,
+                      size_t* count);
+  int (*node_type)(void* node, int* type);
+  int (*kernel_node)(void* node, KernelNode* params);
   int (*stream)(int32_t device, void** stream);  // aoti_torch_get_current_cuda_stream of libtorch_cuda
 } driver;
 
@@ -173,6 +192,7 @@ constexpr size_t max_launches = 4096;
 std::mutex mutex;  // never held while the GIL is awaited
 std::unordered_map<Key, std::shared_ptr<Launch const>, Hash> launches;
 std::map<std::tuple<int64_t, void*, bool>, int64_t> workspaces;  // by device, stream, and whether a graph is captured
+std::unordered_set<void*> programmatic;                          // kernels that let the next one start early
 uint64_t generation = 0;                                         // counts uses of another library
 
 // ==== Python's part ====
@@ -245,7 +265,7 @@ Launch read(py::dict const& given) {
 std::shared_ptr<Launch const> ask(Call const& call, Key const& key, void* stream) {
   std::shared_ptr<Launch const> made;
   uint64_t started;
-  bool keep;
+  bool keep, early;
   {
     py::gil_scoped_acquire gil;
     {
@@ -260,8 +280,10 @@ std::shared_ptr<Launch const> ask(Call const& call, Key const& key, void* stream
     py::dict const description = py::reinterpret_borrow<py::dict>(given);
     made = std::make_shared<Launch const>(read(description));
     keep = description["keep"].cast<bool>();
+    early = !made->empty && description["programmatic"].cast<bool>();
   }
   std::lock_guard<std::mutex> lock(mutex);
+  if (early) programmatic.insert(made->function);
   if (keep && generation == started) {
     if (launches.size() >= max_launches) launches.clear();
     launches.emplace(key, made);
@@ -287,6 +309,23 @@ int64_t workspace_of(int64_t device, void* stream) {
   }
   std::lock_guard<std::mutex> lock(mutex);
   return workspaces.emplace(key, address).first->second;
+}
+
+// Returns whether the next launch on a stream should be programmatic, as Device.overlap_pays of hgemm/device.py.
+bool overlap_pays(void* stream) {
+  int captured = 0, type = 0;
+  uint64_t id;
+  void *graph, *const* nodes;
+  EdgeData const* edges = nullptr;
+  size_t count = 0;
+  KernelNode node = {};
+  if (!stream) return true;  // no graph captures the legacy default stream
+  if (!driver.capture_info || !driver.node_type || !driver.kernel_node) return true;
+  if (driver.capture_info(stream, &captured, &id, &graph, &nodes, &edges, &count) || !captured) return true;
+  if (count != 1 || (edges && edges[0].from_port > port_programmatic)) return false;
+  if (driver.node_type(nodes[0], &type) || type != node_type_kernel || driver.kernel_node(nodes[0], &node)) return false;
+  std::lock_guard<std::mutex> lock(mutex);
+  return programmatic.count(node.function) > 0;
 }
 
 // ==== A call ====
@@ -332,6 +371,7 @@ bool run(Call const& call, bool fresh_output) {
   void* context = nullptr;
   bool const elsewhere = driver.context(&context) || context != launch.context;
   if (elsewhere) checked(driver.push(launch.context), "enter the context");
+  if (config.attribute_count && !overlap_pays(stream)) config.attribute_count = 0;
   int status = 0;
   for (int i = 0; launch.has_maps && i < maps && !status; ++i) {
     MapGeometry const& of = launch.map[i];
@@ -692,8 +732,11 @@ PyObject* py_configure(PyObject*, PyObject* arguments) {
     return nullptr;
   for (PyObject* kept : {describe, allocate, record, activations, problem_error, device_error}) Py_INCREF(kept);
   py::dict const addresses = py::reinterpret_borrow<py::dict>(entries);
-  auto set = [&](auto& function, char const* name) {
+  auto set_optional = [&](auto& function, char const* name) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(number(addresses[name]));
+  };
+  auto set = [&](auto& function, char const* name) {
+    set_optional(function, name);
     TORCH_CHECK(function, "the driver has no ", name);
   };
   set(driver.launch, "cuLaunchKernelEx");
@@ -704,6 +747,9 @@ PyObject* py_configure(PyObject*, PyObject* arguments) {
   set(driver.pop, "cuCtxPopCurrent");
   set(driver.capturing, "cuStreamIsCapturing");
   set(driver.error, "cuGetErrorString");
+  set_optional(driver.capture_info, "cuStreamGetCaptureInfo");
+  set_optional(driver.node_type, "cuGraphNodeGetType");
+  set_optional(driver.kernel_node, "cuGraphKernelNodeGetParams");
   set(driver.stream, "stream");
   for (auto [name, code] : py::reinterpret_borrow<py::dict>(activations))
     activation_codes[name.cast<std::string>()] = code.cast<int64_t>();

@@ -50,6 +50,9 @@ static void open_library(void) {
       {"cuStreamIsCapturing", &cuda.is_capturing, 0},
       {"cuThreadExchangeStreamCaptureMode", &cuda.exchange_capture_mode, 0},
       {"cuStreamGetId", &cuda.stream_id, 1},
+      {"cuStreamGetCaptureInfo_v3", &cuda.capture_info, 1},
+      {"cuGraphNodeGetType", &cuda.node_type, 1},
+      {"cuGraphKernelNodeGetParams_v2", &cuda.kernel_node, 1},
       {"cuOccupancyMaxActiveClusters", &cuda.resident_clusters, 1},
       {"cuTensorMapEncodeTiled", &cuda.encode_map, 1},
   };

@@ -19,7 +19,18 @@ typedef struct hgemm_launch_config { /* CUlaunchConfig */
   unsigned attribute_count;
 } hgemm_launch_config;
 
-/* Values of CUdevice_attribute, CUfunction_attribute, CUlaunchAttributeID, CUresult, CUstream* and CUtensorMap* in cuda.h. */
+typedef struct hgemm_edge_data { /* CUgraphEdgeData */
+  unsigned char from_port, to_port, type, reserved[5];
+} hgemm_edge_data;
+
+typedef struct hgemm_kernel_node { /* CUDA_KERNEL_NODE_PARAMS_v2 */
+  void *function;
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, smem_bytes;
+  void **parameters, **extra, *kernel, *context;
+} hgemm_kernel_node;
+
+/* Values of CUdevice_attribute, CUfunction_attribute, CUlaunchAttributeID, CUresult, CUstream*, CUgraph* and CUtensorMap* in
+ * cuda.h. */
 enum {
   HGEMM_CU_MULTIPROCESSOR_COUNT = 16,
   HGEMM_CU_CAPABILITY_MAJOR = 75,
@@ -31,6 +42,8 @@ enum {
   HGEMM_CU_CAPTURE_RELAXED = 2,
   HGEMM_CU_PER_THREAD = 2, /* the handle of the calling thread's default stream, as a number */
   HGEMM_CU_STREAM_NON_BLOCKING = 1,
+  HGEMM_CU_NODE_KERNEL = 0,
+  HGEMM_CU_PORT_PROGRAMMATIC = 1, /* 0 is the default port */
   HGEMM_CU_MAP_FLOAT16 = 6,
   HGEMM_CU_MAP_FLOAT32 = 7,
   HGEMM_CU_MAP_BFLOAT16 = 9,
@@ -68,6 +81,11 @@ typedef struct hgemm_driver {
   int (*exchange_capture_mode)(int *mode);
   /* Null in drivers before CUDA 12. No kernel that runs there needs them. */
   int (*stream_id)(void *stream, unsigned long long *id);
+  /* Null in drivers before CUDA 12.3. */
+  int (*capture_info)(void *stream, int *status, uint64_t *id, void **graph, void *const **nodes,
+                      hgemm_edge_data const **edges, size_t *count);
+  int (*node_type)(void *node, int *type);
+  int (*kernel_node)(void *node, hgemm_kernel_node *params);
   int (*resident_clusters)(int *count, void *function, hgemm_launch_config const *config);
   int (*encode_map)(void *map, int type, uint32_t rank, void *address, uint64_t const *extents, uint64_t const *strides,
                     uint32_t const *box, uint32_t const *element_strides, int interleave, int swizzle, int l2, int fill);

@@ -203,6 +203,31 @@ static uint32_t grid_of(hgemm_row const *row, hgemm_selected const *selected, ui
   return row->persistent && work > resident ? resident : work;
 }
 
+/* Returns whether the next launch on a stream should be programmatic, if its kernel is. Outside captures, the previous work is
+ * unknown, and the answer is yes. In a CUDA graph, the launch must depend on one node only, a programmatic kernel of the handle.
+ * After other nodes, the launch attribute costs time. */
+static int overlap_pays(hgemm_handle *handle, void *stream) {
+  hgemm_driver const *const cuda = handle->cuda;
+  int captured = 0, type = 0;
+  uint64_t id;
+  void *graph, *const *nodes;
+  hgemm_edge_data const *edges = NULL;
+  size_t count = 0;
+  hgemm_kernel_node node;
+  if (stream == NULL) return 1; /* no graph captures the legacy default stream */
+  if (cuda->capture_info == NULL || cuda->node_type == NULL || cuda->kernel_node == NULL) return 1;
+  if (cuda->capture_info(stream, &captured, &id, &graph, &nodes, &edges, &count) != 0 || !captured) return 1;
+  if (count != 1 || (edges != NULL && edges[0].from_port > HGEMM_CU_PORT_PROGRAMMATIC)) return 0;
+  if (cuda->node_type(nodes[0], &type) != 0 || type != HGEMM_CU_NODE_KERNEL) return 0;
+  if (cuda->kernel_node(nodes[0], &node) != 0 || node.function == NULL) return 0;
+  for (uint32_t i = 0; i < HGEMM_ROW_COUNT; ++i) {
+    if (atomic_load_explicit(&handle->kernels[i].function, memory_order_acquire) == node.function) {
+      return hgemm_rows[i].programmatic != 0;
+    }
+  }
+  return 0;
+}
+
 /* Launches the kernel. If `zeroed`, the counters of the workspace are zero. */
 static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, hgemm_selected const *selected, int zeroed,
                            void *stream) {
@@ -213,7 +238,7 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
   hgemm_launch_config const config = {grid_of(row, selected, kernel->resident_ctas), 1, 1, row->threads, 1, 1,
                                       row->smem_bytes, stream, &programmatic,
-                                      row->programmatic && counter_bytes == 0};
+                                      row->programmatic && counter_bytes == 0 && overlap_pays(handle, stream)};
   Problem problem = pack(&request->problem, row, selected);
   Maps maps;
   void *parameters[2] = {&problem, &maps};
