@@ -248,7 +248,10 @@ class Device:
         bindings = driver()
         if not bindings.cuStreamIsCapturing(stream)[1]:
             return True
-        status, _, _, _, nodes, edges, _ = bindings.cuStreamGetCaptureInfo(stream)
+        try:
+            status, _, _, _, nodes, edges, _ = bindings.cuStreamGetCaptureInfo(stream)
+        except RuntimeError:  # drivers before CUDA 12.3 do not have this function
+            return True
         if int(status):
             return True
         ports = bindings.CU_GRAPH_KERNEL_NODE_PORT_DEFAULT, bindings.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC

@@ -384,6 +384,17 @@ def test_a_kernel_that_is_not_programmatic_does_not_start_the_next_one_early(dri
         assert open_device().overlap_pays(7) == (name == "early")
 
 
+def test_captured_launches_are_programmatic_if_the_driver_does_not_tell_what_they_follow(driver: FakeDriver) -> None:
+    def missing(stream):
+        raise RuntimeError("Function cuStreamGetCaptureInfo_v3 not found")
+
+    driver.captured.add(7)
+    driver.cuStreamGetCaptureInfo = missing
+    assert open_device().overlap_pays(7)
+    driver.cuStreamGetCaptureInfo = lambda stream: (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, *[None] * 6)
+    assert open_device().overlap_pays(7)
+
+
 def test_a_bound_launch_repeats_itself(driver: FakeDriver) -> None:
     kernel = Kernel(record(), b"cubin")
     seen: list[Problem] = []

@@ -81,14 +81,14 @@ typedef struct hgemm_driver {
   int (*exchange_capture_mode)(int *mode);
   /* Null in drivers before CUDA 12. No kernel that runs there needs them. */
   int (*stream_id)(void *stream, unsigned long long *id);
-  /* Null in drivers before CUDA 12.3. */
+  int (*resident_clusters)(int *count, void *function, hgemm_launch_config const *config);
+  int (*encode_map)(void *map, int type, uint32_t rank, void *address, uint64_t const *extents, uint64_t const *strides,
+                    uint32_t const *box, uint32_t const *element_strides, int interleave, int swizzle, int l2, int fill);
+  /* Null in drivers before CUDA 12.3. Then captured launches are programmatic as others are. */
   int (*capture_info)(void *stream, int *status, uint64_t *id, void **graph, void *const **nodes,
                       hgemm_edge_data const **edges, size_t *count);
   int (*node_type)(void *node, int *type);
   int (*kernel_node)(void *node, hgemm_kernel_node *params);
-  int (*resident_clusters)(int *count, void *function, hgemm_launch_config const *config);
-  int (*encode_map)(void *map, int type, uint32_t rank, void *address, uint64_t const *extents, uint64_t const *strides,
-                    uint32_t const *box, uint32_t const *element_strides, int interleave, int swizzle, int l2, int fill);
 } hgemm_driver;
 
 /* Loads the driver in the first call of the process, and writes *driver. */
