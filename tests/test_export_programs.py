@@ -144,6 +144,20 @@ def test_launches_are_those_of_python(
     assert zeroed == [WORKSPACE_COUNTERS * COUNTER_BYTES] * 2, "that of the stream, and one in reserve"
 
 
+def test_a_large_product_has_a_cta_for_each_tile(
+    probe: Path, cuda: dict[str, str], paper_library: Library, tmp_path: Path
+) -> None:
+    """Only persistent kernels have no more CTAs than the device holds, here 2 an SM of 132."""
+    log = tmp_path / "log"
+    assert run(probe, "maps", FAKE_LAZY="1", FAKE_CAPABILITY="80", FAKE_LOG=str(log), **cuda).returncode == 0
+    words = next(line.split() for line in log.read_text().splitlines() if line.startswith("launch"))
+    (record,) = (record for record in paper_library.records() if record.symbol == words[1])
+    traits = LaunchTraits.of(record.data)
+    assert not traits.persistent and not traits.max_ctas
+    options = LaunchOptions(*map(int, words[16:18]))
+    assert int(words[3]) == grid_x(traits, 4096, 8192, 3, 132 * 2, options) > 132 * 2
+
+
 @pytest.mark.parametrize("ctas_per_sm", [1, 3])
 def test_a_launch_of_stream_k_is_that_of_python(cuda: dict[str, str], tmp_path: Path, ctas_per_sm: int) -> None:
     """All CTAs that the device holds, 2 an SM of 132 here, but no more than the workspace is for; then counters for each tile."""
