@@ -53,14 +53,25 @@ def reject(field: str, expected: str, value: Any) -> None:
 # ==== Scalars ====
 
 
+_MAX_REMEMBERED, _MAX_WORD = 4096, 32
+"""Limits of the accepted values that a check remembers: their number, and the length of a text."""
+
+
 def text(pattern: str = ".{0,4096}", expected: str = "printable text") -> Check:
-    """Accept printable text that fully matches `pattern`."""
+    """Accept printable text that fully matches `pattern`. Short ones are remembered: records have most words in common."""
     compiled = re.compile(pattern, re.ASCII)
+    accepted: set[str] = set()
 
     @check({"type": "string", "pattern": f"^(?:{pattern})$"})
     def test(value: Any, field: str) -> None:
-        if type(value) is not str or not value.isprintable() or not compiled.fullmatch(value):
+        if type(value) is not str:
             reject(field, expected, value)
+        if value in accepted:
+            return
+        if not value.isprintable() or not compiled.fullmatch(value):
+            reject(field, expected, value)
+        if len(value) <= _MAX_WORD and len(accepted) < _MAX_REMEMBERED:
+            accepted.add(value)
 
     return test
 
@@ -171,9 +182,6 @@ def list_of(item: Check, length: int | None = None) -> Check:
     return test
 
 
-_MAX_REMEMBERED = 4096
-
-
 def map_of(name: Check, item: Check) -> Check:
     """Accept an object whose names `name` accepts and whose values `item` accepts.
 
@@ -212,6 +220,7 @@ def fields(
     known = {**required, **(optional or {})}
     tests = {name: rule.test for name, rule in known.items()}
     other_test = others.test if others else None
+    paths = {"": {name: name for name in known}}
 
     @check(_object_schema(known, required, others, names))
     def test(value: Any, field: str) -> None:
@@ -221,14 +230,20 @@ def fields(
         for key in required:
             if key not in value:
                 raise Mismatch(f"{prefix}{key} is missing")
+        named = paths.get(field)
+        if named is None:  # the paths of fields are the same in most documents
+            named = {name: f"{prefix}{name}" for name in known}
+            if len(paths) < _MAX_REMEMBERED:
+                paths[field] = named
         for key, entry in value.items():
             rule = tests.get(key)
-            if rule is None:
-                names.test(key, f"a name in {field or 'the document'}")
-                rule = other_test
-            if rule is None:
+            if rule is not None:
+                rule(entry, named[key])
+                continue
+            names.test(key, f"a name in {field or 'the document'}")
+            if other_test is None:
                 raise Mismatch(f"{prefix}{key} is not a field of this schema")
-            rule(entry, f"{prefix}{key}")
+            other_test(entry, f"{prefix}{key}")
 
     return test
 

@@ -250,7 +250,7 @@ def _flat_record(symbol: str, flat: str) -> dict[str, Scalar]:
         row = json.loads(flat)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"the row of {symbol!a:.80} is not JSON: {error}") from error
-    if type(row) is not dict or row.get("symbol") != symbol or not all(type(one) in _SCALARS for one in row.values()):
+    if type(row) is not dict or row.get("symbol") != symbol or not _SCALARS.issuperset(map(type, row.values())):
         raise Damaged(f"the row of {symbol!a:.80} is not a flat record")
     return row
 
