@@ -216,6 +216,7 @@ def test_the_module_imports_no_generator() -> None:
     [
         ('[{"m": 512, "k": 64}]', "entry 0 has no 'n': write [{"),
         ('[{"m": 8, "n": 8, "k": 8}, {"shapes": [[8, 8, 8]]}]', "entry 1 has no 'name': write [{"),
+        ('[{"m": 1e400, "n": 8, "k": 8}]', "entry 0 is malformed"),
         ('[{"m": "many", "n": 8, "k": 8}]', "entry 0 is malformed"),
         ('[{"name": "a", "shapes": [[8]]}]', "entry 0 is malformed"),
     ],

@@ -219,7 +219,7 @@ def _parsed(entry: Mapping[str, Any], where: str) -> list[Work]:
         return _works(entry)
     except KeyError as error:
         raise RequestError(f"{where} has no {error.args[0]!a}: {SUITE_FORM}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise RequestError(f"{where} is malformed ({error}): {SUITE_FORM}") from None
 
 
