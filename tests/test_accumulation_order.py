@@ -65,8 +65,8 @@ def test_kernels_that_add_k_in_order_share_one_order(options: dict[str, str]):
 @pytest.mark.parametrize(
     "change",
     [
-        {"copy": "cp_async", "form": "cute"},
-        {"copy": "cp_async", "form": "cute", "tile": "64x64x64"},
+        {"copy": "cp_async", "form": "dsl"},
+        {"copy": "cp_async", "form": "dsl", "tile": "64x64x64"},
         {"acc": "f16"},
         {"acc": "f16_promoted"},
         {"dtype": "bf16"},

@@ -63,6 +63,37 @@ CUTE_DEVICE auto operands_of(Problem const& problem, Work const& work, SharedSto
 
 // ---- Global to shared memory by cp.async --------------------------------------------------------------------------
 
+// Whether memory may end within a chunk of a tile's last k-tile: of every row if it is K-major, of the last one if it is MN-major.
+// Copies leave these chunks out, and copy_ends() copies them by element.
+template <bool K_MAJOR>
+CUTE_DEVICE bool has_ends(int mn_left, int mn_tile, int k, int chunk) {
+  if (chunk == 1 || k == 0) return false;
+  return K_MAJOR ? k % chunk != 0 : mn_left < mn_tile && mn_left % chunk != 0;
+}
+
+// The end of the k that copies of whole chunks may read.
+template <bool K_MAJOR>
+CUTE_DEVICE int whole_k(int mn_left, int mn_tile, int k, int chunk) {
+  return K_MAJOR ? k / chunk * chunk : k - has_ends<K_MAJOR>(mn_left, mn_tile, k, chunk);
+}
+
+// Copies the elements of this thread's chunks of the last k-tile that are left out. The matrix has `k_left` of its k.
+template <bool K_MAJOR, class Source, class Target, class Coordinates>
+CUTE_DEVICE void copy_ends(Source const& source, Target&& target, Coordinates const& coordinates, int mn_left, int k_left) {
+  CUTE_NO_UNROLL
+  for (int i = 0; i < size<1>(source); ++i) {
+    CUTE_NO_UNROLL
+    for (int j = 0; j < size<2>(source); ++j) {
+      int const mn_here = mn_left - get<0>(coordinates(0, i, j)), k_here = k_left - get<1>(coordinates(0, i, j));
+      bool const ends = K_MAJOR ? k_here < size<0>(source) : k_here == 1;
+      CUTE_NO_UNROLL
+      for (int e = 0; ends && mn_here > 0 && e < size<0>(source) && e < (K_MAJOR ? k_here : mn_here); ++e) {
+        atoms::st_shared(&target(e, i, j), atoms::ld_global(&source(e, i, j)));
+      }
+    }
+  }
+}
+
 // What a thread copies of each k-tile. Elements past the end of the matrix are not read and arrive as zeros.
 template <bool K_MAJOR, class GmemCopy, class TensorG, class TensorS, class TensorC>
 struct CpAsyncCopy {
@@ -70,38 +101,28 @@ struct CpAsyncCopy {
   TensorG tXgX;  // (CPY, CPY_MN, CPY_K, k)
   TensorS tXsX;  // (CPY, CPY_MN, CPY_K, PIPE)
   TensorC tXcX;  // (CPY, CPY_MN, CPY_K) -> (mn, k) in the CTA tile
-  int mn_left;   // of the matrix, from the CTA tile on; 0 after the last k-tile
+  int mn_left;   // of the matrix, from the CTA tile on
+  int mn_tile;   // of the CTA tile
 
-  // Issues the copy of a whole k-tile. It may read the padding of an MN-major row, on which no stored element of D depends.
-  CUTE_DEVICE void whole(int k_tile, int stage) const {
+  static constexpr int chunk = size<0>(TensorG{});
+
+  CUTE_DEVICE bool has_ends(int k) const { return cute_form::has_ends<K_MAJOR>(mn_left, mn_tile, k, chunk); }
+
+  // Issues the copy of a k-tile, of which the matrix has `k_left` of k, `k` in all. It may read the padding of an MN-major row, on
+  // which no stored element of D depends.
+  CUTE_DEVICE void operator()(int k_tile, int stage, int k_left, int k) const {
+    int const left = k_left - (k - whole_k<K_MAJOR>(mn_left, mn_tile, k, chunk));
     CUTE_UNROLL
     for (int i = 0; i < size<1>(tXgX); ++i) {
-      bool const valid = get<0>(tXcX(0, i, 0)) < mn_left;
-      copy(gmem_copy.with(valid), tXgX(_, i, _, k_tile), tXsX(_, i, _, stage));
-    }
-  }
-
-  // Issues the copy of the last k-tile, of which the matrix has `k_left` of k. A chunk, and memory, may end anywhere in it.
-  CUTE_DEVICE void ragged(int k_tile, int stage, int k_left) const {
-    using Element = typename TensorS::value_type;
-    CUTE_NO_UNROLL
-    for (int i = 0; i < size<1>(tXgX); ++i) {
-      CUTE_NO_UNROLL
+      CUTE_UNROLL
       for (int j = 0; j < size<2>(tXgX); ++j) {
-        Tensor source = tXgX(_, i, j, k_tile);  // (CPY)
-        Tensor target = tXsX(_, i, j, stage);   // (CPY)
-        int const mn_here = mn_left - get<0>(tXcX(0, i, j)), k_here = k_left - get<1>(tXcX(0, i, j));
-        int const elements = mn_here <= 0 || k_here <= 0 ? 0 : K_MAJOR ? k_here : mn_here;
-        if (elements == 0 || elements >= size(source)) {
-          copy(gmem_copy.with(elements > 0), source, target);
-          continue;
-        }
-        CUTE_NO_UNROLL
-        for (int e = 0; e < size(source); ++e) {
-          atoms::st_shared(&target(e), e < elements ? Element(atoms::ld_global(&source(e))) : Element(0.f));
-        }
+        bool const valid = get<0>(tXcX(0, i, j)) < mn_left && get<1>(tXcX(0, i, j)) < left;
+        copy(gmem_copy.with(valid), tXgX(_, i, j, k_tile), tXsX(_, i, j, stage));
       }
     }
+  }
+  CUTE_DEVICE void ends(int k_tile, int stage, int k_left, int k) const {
+    if (has_ends(k)) copy_ends<K_MAJOR>(tXgX(_, _, _, k_tile), tXsX(_, _, _, stage), tXcX, mn_left, k_left);
   }
 };
 
@@ -112,7 +133,8 @@ CUTE_DEVICE auto make_cp_async_copy(GmemCopy const& gmem_copy, TensorG const& gX
   Tensor tXgX = thread_copy.partition_S(gX);                               // (CPY, CPY_MN, CPY_K, k)
   Tensor tXsX = thread_copy.partition_D(sX);                               // (CPY, CPY_MN, CPY_K, PIPE)
   Tensor tXcX = thread_copy.partition_S(cX);                               // (CPY, CPY_MN, CPY_K)
-  return CpAsyncCopy<K_MAJOR, GmemCopy, decltype(tXgX), decltype(tXsX), decltype(tXcX)>{gmem_copy, tXgX, tXsX, tXcX, mn_left};
+  using Copy = CpAsyncCopy<K_MAJOR, GmemCopy, decltype(tXgX), decltype(tXsX), decltype(tXcX)>;
+  return Copy{gmem_copy, tXgX, tXsX, tXcX, mn_left, size<0>(gX)};
 }
 
 // ---- Global to shared memory through registers --------------------------------------------------------------------
@@ -126,45 +148,34 @@ struct RegisterCopy {
   TensorS tXsX;  // (CPY, CPY_MN, CPY_K, PIPE)
   TensorC tXcX;  // (CPY, CPY_MN, CPY_K) -> (mn, k) in the CTA tile
   TensorR tXrX;  // (CPY, CPY_MN, CPY_K)
-  int mn_left;   // of the matrix, from the CTA tile on; 0 after the last k-tile
+  int mn_left;   // of the matrix, from the CTA tile on
+  int mn_tile;   // of the CTA tile
 
-  // Loads a whole k-tile. It may read the padding of an MN-major row, on which no stored element of D depends.
-  CUTE_DEVICE void load(int k_tile) {
+  static constexpr int chunk = size<0>(TensorG{});
+
+  CUTE_DEVICE bool has_ends(int k) const { return cute_form::has_ends<K_MAJOR>(mn_left, mn_tile, k, chunk); }
+
+  // Loads a k-tile, of which the matrix has `k_left` of k, `k` in all. It may read the padding of an MN-major row, on which no
+  // stored element of D depends.
+  CUTE_DEVICE void load(int k_tile, int k_left, int k) {
+    int const left = k_left - (k - whole_k<K_MAJOR>(mn_left, mn_tile, k, chunk));
     CUTE_UNROLL
     for (int i = 0; i < size<1>(tXgX); ++i) {
-      if (get<0>(tXcX(0, i, 0)) < mn_left) {
-        copy(gmem_copy, tXgX(_, i, _, k_tile), tXrX(_, i, _));
-      } else {
-        clear(tXrX(_, i, _));
+      CUTE_UNROLL
+      for (int j = 0; j < size<2>(tXgX); ++j) {
+        if (get<0>(tXcX(0, i, j)) < mn_left && get<1>(tXcX(0, i, j)) < left) {
+          copy(gmem_copy, tXgX(_, i, j, k_tile), tXrX(_, i, j));
+        } else {
+          clear(tXrX(_, i, j));
+        }
       }
     }
   }
   // Stores what was loaded.
   CUTE_DEVICE void store(int stage) const { copy(smem_store, tXrX, tXsX(_, _, _, stage)); }
 
-  // Copies the last k-tile, of which the matrix has `k_left` of k. A chunk, and memory, may end anywhere in it.
-  CUTE_DEVICE void ragged(int k_tile, int stage, int k_left) const {
-    using Element = typename TensorS::value_type;
-    CUTE_NO_UNROLL
-    for (int i = 0; i < size<1>(tXgX); ++i) {
-      CUTE_NO_UNROLL
-      for (int j = 0; j < size<2>(tXgX); ++j) {
-        Tensor source = tXgX(_, i, j, k_tile);      // (CPY)
-        Tensor target = tXsX(_, i, j, stage);       // (CPY)
-        Tensor loaded = make_fragment_like(target);  // (CPY)
-        int const mn_here = mn_left - get<0>(tXcX(0, i, j)), k_here = k_left - get<1>(tXcX(0, i, j));
-        int const elements = mn_here <= 0 || k_here <= 0 ? 0 : K_MAJOR ? k_here : mn_here;
-        if (elements >= size(source)) {
-          copy(gmem_copy, source, loaded);
-        } else {
-          CUTE_UNROLL
-          for (int e = 0; e < size(source); ++e) {
-            loaded(e) = e < elements ? Element(atoms::ld_global(&source(e))) : Element(0.f);
-          }
-        }
-        copy(smem_store, loaded, target);
-      }
-    }
+  CUTE_DEVICE void ends(int k_tile, int stage, int k_left, int k) const {
+    if (has_ends(k)) copy_ends<K_MAJOR>(tXgX(_, _, _, k_tile), tXsX(_, _, _, stage), tXcX, mn_left, k_left);
   }
 };
 
@@ -177,7 +188,7 @@ CUTE_DEVICE auto make_register_copy(GmemCopy const& gmem_copy, TensorG const& gX
   Tensor tXcX = thread_copy.partition_S(cX);                               // (CPY, CPY_MN, CPY_K)
   Tensor tXrX = make_fragment_like(tXsX(_, _, _, 0));                      // (CPY, CPY_MN, CPY_K)
   using Copy = RegisterCopy<K_MAJOR, GmemCopy, SmemStore, decltype(tXgX), decltype(tXsX), decltype(tXcX), decltype(tXrX)>;
-  return Copy{gmem_copy, SmemStore{}, tXgX, tXsX, tXcX, tXrX, mn_left};
+  return Copy{gmem_copy, SmemStore{}, tXgX, tXsX, tXcX, tXrX, mn_left, size<0>(gX)};
 }
 
 // ---- Shared memory to fragments -----------------------------------------------------------------------------------
@@ -232,28 +243,18 @@ CUTE_DEVICE void compute_tile_cp_async(Problem const& problem, Work const& work,
   auto read_a = make_fragment_copy(make_tiled_copy_A(typename Policy::SmemCopyAtomA{}, tiled_mma), sA, tCrA);
   auto read_b = make_fragment_copy(make_tiled_copy_B(typename Policy::SmemCopyAtomB{}, tiled_mma), sB, tCrB);
 
-  // ---- Prologue: the last k-tile, which may be ragged, then those that fill all other stages but one ------------------
-  int const k_tiles = (problem.k + size<2>(CtaTiler{}) - 1) / size<2>(CtaTiler{});
+  // ---- Prologue: the k-tiles that fill all stages but one -------------------------------------------------------------
+  constexpr int tile_k = size<2>(CtaTiler{});
+  int const k_tiles = (problem.k + tile_k - 1) / tile_k;
   int k_next = 0;  // the k-tile to copy next; after the last one, zeros are copied
   auto const copy_next = [&](int stage) {
-    if (k_next == k_tiles - 1) copy_a.mn_left = copy_b.mn_left = 0;
-    copy_a.whole(k_next, stage);
-    copy_b.whole(k_next, stage);
+    copy_a(k_next, stage, problem.k - k_next * tile_k, problem.k);
+    copy_b(k_next, stage, problem.k - k_next * tile_k, problem.k);
     ++k_next;
     cp_async_fence();
   };
-  if (k_tiles > 0) {
-    int const k_left = problem.k - (k_tiles - 1) * size<2>(CtaTiler{});
-    copy_a.ragged(k_tiles - 1, 0, k_left);
-    copy_b.ragged(k_tiles - 1, 0, k_left);
-  } else {
-    copy_a.mn_left = copy_b.mn_left = 0;
-    copy_a.whole(0, 0);
-    copy_b.whole(0, 0);
-  }
-  cp_async_fence();
   CUTE_NO_UNROLL
-  for (int stage = 1; stage < stages - 1; ++stage) copy_next(stage);
+  for (int stage = 0; stage < stages - 1; ++stage) copy_next(stage);
 
   // ---- Mainloop: while a k-block is multiplied, the next one is read; a k-tile's first k-block fills the free stage ----
   constexpr int k_blocks = size<2>(tCrA);
@@ -265,24 +266,37 @@ CUTE_DEVICE void compute_tile_cp_async(Problem const& problem, Work const& work,
   read_a(0, read_stage);
   read_b(0, read_stage);
 
+  // If copies leave out elements of the last k-tile, the loop ends before it and begins again.
+  int k_tile = 0, until = k_tiles - (copy_a.has_ends(problem.k) || copy_b.has_ends(problem.k));
   CUTE_NO_UNROLL
-  for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-    CUTE_UNROLL
-    for (int k_block = 0; k_block < k_blocks; ++k_block) {
-      if (k_block == k_blocks - 1) {
-        read_stage = read_stage + 1 == stages ? 0 : read_stage + 1;
-        cp_async_wait<stages - 2>();
-        atoms::cta_barrier();  // the next k-tile is in shared memory, and all warps have this one in registers
+  for (;;) {
+    CUTE_NO_UNROLL
+    for (; k_tile < until; ++k_tile) {
+      CUTE_UNROLL
+      for (int k_block = 0; k_block < k_blocks; ++k_block) {
+        if (k_block == k_blocks - 1) {
+          read_stage = read_stage + 1 == stages ? 0 : read_stage + 1;
+          cp_async_wait<stages - 2>();
+          atoms::cta_barrier();  // the next k-tile is in shared memory, and all warps have this one in registers
+        }
+        int const k_block_next = (k_block + 1) % k_blocks;
+        read_a(k_block_next, read_stage);
+        read_b(k_block_next, read_stage);
+        if (k_block == 0) {
+          copy_next(write_stage);
+          write_stage = write_stage + 1 == stages ? 0 : write_stage + 1;
+        }
+        cute::gemm(tiled_mma, tCrA(_, _, k_block), tCrB(_, _, k_block), tCrC);
       }
-      int const k_block_next = (k_block + 1) % k_blocks;
-      read_a(k_block_next, read_stage);
-      read_b(k_block_next, read_stage);
-      if (k_block == 0) {
-        copy_next(write_stage);
-        write_stage = write_stage + 1 == stages ? 0 : write_stage + 1;
-      }
-      cute::gemm(tiled_mma, tCrA(_, _, k_block), tCrB(_, _, k_block), tCrC);
     }
+    if (k_tile == k_tiles) break;
+    atoms::cta_barrier();  // all warps have read the first block without the ends
+    copy_a.ends(k_tile, read_stage, problem.k - k_tile * tile_k, problem.k);
+    copy_b.ends(k_tile, read_stage, problem.k - k_tile * tile_k, problem.k);
+    atoms::cta_barrier();
+    read_a(0, read_stage);
+    read_b(0, read_stage);
+    until = k_tiles;
   }
   cp_async_wait<0>();
   atoms::cta_barrier();  // the epilogue overwrites the stages
@@ -326,19 +340,18 @@ CUTE_DEVICE void compute_tile_register_copy(Problem const& problem, Work const& 
   constexpr int k_atoms = size<2>(tCrA) / k_blocks;  // instructions along k in a k-block of fragments
   static_assert(k_blocks >= 2, "a k-block is read while another is multiplied");
 
-  // ---- Prologue: the last k-tile, which may be ragged, to shared memory, the first one to registers ---------------
-  int const k_tiles = (problem.k + size<2>(CtaTiler{}) - 1) / size<2>(CtaTiler{});
+  // ---- Prologue: the first k-tile to shared memory, the next one to registers ---------------------------------------
+  constexpr int tile_k = size<2>(CtaTiler{});
+  int const k_tiles = (problem.k + tile_k - 1) / tile_k;
   int k_next = 0;  // the k-tile to load next; after the last one, zeros are stored
   auto const load_next = [&] {
-    if (k_next >= k_tiles - 1) copy_a.mn_left = copy_b.mn_left = 0;
-    copy_a.load(k_next);
-    copy_b.load(k_next);
+    copy_a.load(k_next, problem.k - k_next * tile_k, problem.k);
+    copy_b.load(k_next, problem.k - k_next * tile_k, problem.k);
     ++k_next;
   };
-  int const k_left = problem.k - (k_tiles - 1) * size<2>(CtaTiler{});
-  if (k_tiles == 0) copy_a.mn_left = copy_b.mn_left = 0;
-  copy_a.ragged(k_tiles - 1, 0, k_left);
-  copy_b.ragged(k_tiles - 1, 0, k_left);
+  load_next();
+  copy_a.store(0);
+  copy_b.store(0);
   load_next();
 
   // ---- Mainloop: while a k-block is multiplied, the next one is read ------------------------------------------------
@@ -347,25 +360,38 @@ CUTE_DEVICE void compute_tile_register_copy(Problem const& problem, Work const& 
   read_a(0, read_stage);
   read_b(0, read_stage);
 
+  // If loads leave out elements of the last k-tile, the loop ends before it and begins again.
+  int k_tile = 0, until = k_tiles - (copy_a.has_ends(problem.k) || copy_b.has_ends(problem.k));
   CUTE_NO_UNROLL
-  for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-    CUTE_UNROLL
-    for (int k_block = 0; k_block < k_blocks; ++k_block) {
-      if (k_block == k_blocks - 1) {
-        read_stage ^= 1;
-        copy_a.store(read_stage);
-        copy_b.store(read_stage);
-        atoms::cta_barrier();  // the next k-tile is in shared memory, and all warps have this one in registers
-        load_next();
-      }
-      int const k_block_next = (k_block + 1) % k_blocks;
-      read_a(k_block_next, read_stage);
-      read_b(k_block_next, read_stage);
+  for (;;) {
+    CUTE_NO_UNROLL
+    for (; k_tile < until; ++k_tile) {
       CUTE_UNROLL
-      for (int k = k_block * k_atoms; k < (k_block + 1) * k_atoms; ++k) {
-        cute::gemm(tiled_mma, tCrA(_, _, k), tCrB(_, _, k), tCrC);
+      for (int k_block = 0; k_block < k_blocks; ++k_block) {
+        if (k_block == k_blocks - 1) {
+          read_stage ^= 1;
+          copy_a.store(read_stage);
+          copy_b.store(read_stage);
+          atoms::cta_barrier();  // the next k-tile is in shared memory, and all warps have this one in registers
+          load_next();
+        }
+        int const k_block_next = (k_block + 1) % k_blocks;
+        read_a(k_block_next, read_stage);
+        read_b(k_block_next, read_stage);
+        CUTE_UNROLL
+        for (int k = k_block * k_atoms; k < (k_block + 1) * k_atoms; ++k) {
+          cute::gemm(tiled_mma, tCrA(_, _, k), tCrB(_, _, k), tCrC);
+        }
       }
     }
+    if (k_tile == k_tiles) break;
+    atoms::cta_barrier();  // all warps have read the first block without the ends
+    copy_a.ends(k_tile, read_stage, problem.k - k_tile * tile_k, problem.k);
+    copy_b.ends(k_tile, read_stage, problem.k - k_tile * tile_k, problem.k);
+    atoms::cta_barrier();
+    read_a(0, read_stage);
+    read_b(0, read_stage);
+    until = k_tiles;
   }
   atoms::cta_barrier();  // the epilogue overwrites the stages
 

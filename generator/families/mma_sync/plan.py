@@ -89,7 +89,7 @@ class MmaSyncPlan(Plan):
 
     @property
     def k_order(self) -> str:
-        return last_first(self.spec.cta_tile.k) if self.spec.form in ("cute", "dsl") else IN_ORDER
+        return last_first(self.spec.cta_tile.k) if self.spec.form == "dsl" else IN_ORDER
 
     @property
     def vector_elements(self) -> int:
