@@ -6,6 +6,8 @@ additions (fma) round once instead of twice, so they stay inside. A comparison t
 
 Where a result is not finite, or may be NaN, there is no bound: any number passes there.
 
+`python -m benchmarks.epilogue_fuzz` compares kernels with random expressions with their intervals.
+
 Source: PTX ISA 9.0, maximum errors of ex2, lg2, rcp, rsqrt, sqrt and div; CUDA Programming Guide 13.x, that of erff.
 """
 
