@@ -30,7 +30,7 @@ def foreign(variant: Variant, templates: Path) -> str:
         return f"its {variant.record.source_name} is not what this version writes for its spec"
     data = variant.record.data
     sections = [name for name, value in planned(kernel).items() if data.get(name, value) != value]
-    return f"its {' and '.join(sections)} are not those of its spec" if sections else ""
+    return f"its {' and '.join(sections)} differ from what this version writes for its spec" if sections else ""
 
 
 def differing_inputs(variant: Variant, kernel: Kernel) -> str:
