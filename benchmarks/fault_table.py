@@ -568,14 +568,6 @@ REGISTER_COPY = (
         (NUMBERS,),
     ),
     Fault(
-        "unaligned copy: vectors of rows behind the last k are loaded",
-        At("UnalignedCopy::load", "last = last_begin();").drop(),
-        UNALIGNED_ROWS,
-        "33x131x43",
-        ANYTHING,
-        unfound="such k-tiles are copied by element, which is slower",
-    ),
-    Fault(
         "unaligned copy: neighbours behind the end of k are multiplied",
         At("OperandCopy::OperandCopy", "k_end / chunk * chunk").replace("(k_end + chunk - 1) / chunk * chunk"),
         UNALIGNED,
