@@ -105,8 +105,8 @@ def test_the_files_say_what_they_are_for_and_use_the_names_of_the_options() -> N
 def test_the_first_tile_of_each_group_passes_inspection(group: str, settings: Settings) -> None:
     texts = load_catalog([group])[0]
     first = {"arch": "sm_90", "layout": "tn", "tile": texts["tile"].partition(",")[0]}
-    (outcome,) = made(over(texts, first), settings)
-    assert outcome.error == ""
+    outcomes = made(over(texts, first), settings)  # several if the group lists schedules
+    assert outcomes and all(outcome.error == "" for outcome in outcomes)
 
 
 # ---- The lock file and the golden kernels ---------------------------------------------------------------------------
