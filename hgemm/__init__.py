@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hgemm.kernel import Kernel
     from hgemm.library import Library
     from hgemm.library import open_library as open
-    from hgemm.matmul import MatmulPlan
     from hgemm.problem import Kind, Problem
+    from hgemm.products import MatmulPlan
 
 __all__ = [
     "DeviceError",
@@ -40,7 +40,7 @@ _FROM = {
     "Kind": ("hgemm.problem", "Kind"),
     "LaunchOptions": ("hgemm.problem", "LaunchOptions"),
     "Library": ("hgemm.library", "Library"),
-    "MatmulPlan": ("hgemm.matmul", "MatmulPlan"),
+    "MatmulPlan": ("hgemm.products", "MatmulPlan"),
     "Problem": ("hgemm.problem", "Problem"),
     "open": ("hgemm.library", "open_library"),
 }

@@ -23,10 +23,10 @@ from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import LibraryError, ProblemError, RequestError, library_suffix, regenerate_hint
 from hgemm.growth import GrowingSelector, Growth, default_library
 from hgemm.kernel import Kernel, split_inputs
-from hgemm.matmul import LaunchCache, MatmulOptions, MatmulPlan, empty_product, launcher_of, make_plan
 from hgemm.measured import read_sessions
 from hgemm.model.kernel import by_wgmma
 from hgemm.problem import Kind, Problem, unknown_kind_word
+from hgemm.products import LaunchCache, MatmulOptions, MatmulPlan, empty_product, launcher_of, make_plan
 from hgemm.record import CUBIN_NAME, MAX_RECORD_BYTES, PTX_NAME, RECORD_NAME, Record
 from hgemm.selection import Choice, FallbackWatch, Selector
 from hgemm.selection_query import SelectionQuery, Target

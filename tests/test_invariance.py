@@ -37,8 +37,8 @@ from hgemm.errors import UnsupportedError
 from hgemm.growth import GrowingSelector, Growth
 from hgemm.invariance import order_of
 from hgemm.launch_traits import LaunchTraits
-from hgemm.matmul import MatmulOptions, _independent_of_rows, _query, matching_kinds
 from hgemm.problem import LAYOUTS, Kind, LaunchOptions
+from hgemm.products import MatmulOptions, _independent_of_rows, _query, matching_kinds
 from hgemm.selection import Choice, Selector
 from hgemm.selection_query import SelectionQuery, Target
 from hgemm.verify import CheckOptions, Trial

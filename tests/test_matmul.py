@@ -29,8 +29,8 @@ from hgemm import Kind, Library, Problem, ProblemError
 from hgemm.arrays import ARRAY_ADAPTERS, stream_handle, view
 from hgemm.errors import DeviceError, LibraryError, RequestError, UnsupportedError
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, counter_bytes
-from hgemm.matmul import MAX_LAUNCHERS
 from hgemm.problem import PROBLEM_BYTES
+from hgemm.products import MAX_LAUNCHERS
 from hgemm.selection_query import SelectionQuery, Target
 
 
@@ -431,7 +431,7 @@ def test_what_overlaps_is_refused_at_every_call(library: Library, driver: Comput
 def test_what_is_remembered_has_a_limit(
     library: Library, driver: ComputingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hgemm.matmul.MAX_LAUNCHERS", 8)
+    monkeypatch.setattr("hgemm.products.MAX_LAUNCHERS", 8)
     assert MAX_LAUNCHERS > 8
     w = Cuda(numbers(16, 16).T)
     for m in range(1, 30):

@@ -16,8 +16,8 @@ from hgemm.arrays import View
 from hgemm.errors import ProblemError, RequestError
 from hgemm.kernel import problem_of
 from hgemm.launch_traits import LaunchTraits
-from hgemm.matmul import MatmulOptions, matching_kinds
 from hgemm.problem import Kind, kind_word
+from hgemm.products import MatmulOptions, matching_kinds
 
 S4 = {"arch": "sm_80", "tile": "128x64x32", "warp_tile": "32x32", "stages": "1", "smem": "none", "mma": "m16n8k8"}
 """The tile of the tensor-core puzzle: 8 warps, one stage, no padding."""

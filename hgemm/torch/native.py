@@ -25,9 +25,9 @@ from hgemm.arrays import ARRAY_ADAPTERS, View
 from hgemm.capture import preparing
 from hgemm.errors import LibraryError
 from hgemm.library import Library
-from hgemm.matmul import MatmulOptions, launcher_of
 from hgemm.object_cache import is_sound, private_folder, seal
 from hgemm.problem import ACTIVATIONS
+from hgemm.products import MatmulOptions, launcher_of
 from hgemm.workspace import workspace_address
 
 MODULE = "hgemm_torch_operator"
