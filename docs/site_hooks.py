@@ -187,7 +187,12 @@ def python_api() -> str:
     import hgemm
 
     found = [(name, getattr(hgemm, name)) for name in hgemm.__all__]
-    found.sort(key=lambda item: (item[0] != "open", isinstance(item[1], type) and issubclass(item[1], Exception)))
+    found.sort(
+        key=lambda item: (
+            item[0] not in ("open", "matmul", "linear"),
+            isinstance(item[1], type) and issubclass(item[1], Exception),
+        )
+    )
     options = "    options:\n      heading: hgemm.{0}\n      toc_label: {0}"
     return "\n\n".join(f"::: {item.__module__}.{item.__qualname__}\n{options.format(name)}" for name, item in found)
 

@@ -1,5 +1,6 @@
 """The run-time package: opens a library of compiled kernels, selects one for a problem, and launches it.
 
+    d = hgemm.matmul(a, b)  # with the default library
     library = hgemm.open("emitted")
     library.matmul(a, b, out)
 
@@ -14,6 +15,7 @@ from warnings import warn
 from hgemm.errors import DeviceError, HgemmError, LibraryError, ProblemError, RequestError
 
 if TYPE_CHECKING:
+    from hgemm.default import linear, matmul
     from hgemm.kernel import Kernel
     from hgemm.library import Library
     from hgemm.library import open_library as open
@@ -32,6 +34,8 @@ __all__ = [
     "Problem",
     "ProblemError",
     "RequestError",
+    "linear",
+    "matmul",
     "open",
 ]
 
@@ -42,6 +46,8 @@ _FROM = {
     "Library": ("hgemm.library", "Library"),
     "MatmulPlan": ("hgemm.products", "MatmulPlan"),
     "Problem": ("hgemm.problem", "Problem"),
+    "linear": ("hgemm.default", "linear"),
+    "matmul": ("hgemm.default", "matmul"),
     "open": ("hgemm.library", "open_library"),
 }
 """Public names, imported on first use: `hgemm list` starts 0.07 s sooner, `generate` 0.02 s."""

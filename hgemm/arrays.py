@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hgemm.device import ordinal_of
@@ -181,7 +181,8 @@ class ArrayAdapter:
 
     Fields: `read` returns the signature quickly, `view` the complete view. `stream` returns the handle of the current stream of
         the array's library, 0 for the default stream. `empty` makes an array of the same type on the same device; it is None
-        if only the caller can make one. `allocate` takes memory for a workspace from the array's library.
+        if only the caller can make one. `allocate` takes memory for a workspace from the array's library. `transpose` returns
+        a matrix with its axes swapped, `reshape` a contiguous array with another shape. Neither copies.
     """
 
     read: Callable[[Any], Signature]
@@ -189,19 +190,66 @@ class ArrayAdapter:
     stream: Callable[[Signature], int] = lambda signature: 0
     empty: Callable[[Any, Shape], Any] | None = None
     allocate: Allocate = allocate_on
+    transpose: Callable[[Any], Any] = lambda array: ArrayView.transposed(array)
+    reshape: Callable[[Any, Shape], Any] = lambda array, shape: ArrayView.reshaped(array, shape)
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """The memory of an array of any library, which it keeps alive, in another shape."""
+
+    array: Any
+    view: View
+
+    @property
+    def shape(self) -> Shape:
+        return self.view.shape
+
+    @classmethod
+    def transposed(cls, matrix: Any) -> ArrayView:
+        """Return a matrix with its two axes swapped."""
+        found = view(matrix, "a matrix")
+        return cls(matrix, replace(found, shape=found.shape[::-1], strides=found.strides[::-1]))
+
+    @classmethod
+    def reshaped(cls, array: Any, shape: Shape) -> ArrayView:
+        """Return a C-contiguous array with another shape."""
+        return cls(array, replace(view(array, "an array"), shape=shape, strides=dense_strides(shape)))
 
 
 class _ArrayAdapters(dict[type, ArrayAdapter]):
     """The adapters of the array types that were used, made on first use."""
 
     def __missing__(self, kind: type) -> ArrayAdapter:
-        packages = (base.__module__.partition(".")[0] for base in kind.__mro__)
-        makers = (_MAKERS[package] for package in packages if package in _MAKERS)
+        makers = (_MAKERS[package] for package in _packages(kind) if package in _MAKERS)
         adapter = self[kind] = next(makers, _any)()
         return adapter
 
 
 ARRAY_ADAPTERS = _ArrayAdapters()
+ARRAY_ADAPTERS[ArrayView] = ArrayAdapter(
+    lambda array: (array.view.pointer, array.view.shape, array.view.strides, array.view.dtype, array.view.device),
+    lambda array, name: array.view,
+)
+
+
+def _packages(kind: type) -> Iterator[str]:
+    return (base.__module__.partition(".")[0] for base in kind.__mro__)
+
+
+def shape_of(array: Any, name: str) -> Shape:
+    """Return the shape of an array. Raises ProblemError with the operand's name if it is none."""
+    return tuple(array.shape) if hasattr(array, "shape") else ARRAY_ADAPTERS[type(array)].view(array, name).shape
+
+
+def new_array(like: Any, shape: Shape) -> Any:
+    """Return a new array of the type and on the device of another. Raises ProblemError if only the caller can make one."""
+    make = ARRAY_ADAPTERS[type(like)].empty
+    if make is not None:
+        return make(like, shape)
+    if hasattr(like, "__array_namespace__") and not _IMMUTABLE & {*_packages(type(like))}:  # the array API standard
+        return like.__array_namespace__().empty(shape, dtype=like.dtype, device=like.device)
+    raise ProblemError(f"out is missing, and a new {type(like).__name__} cannot be made: pass out")
 
 
 def _torch() -> ArrayAdapter:
@@ -232,6 +280,8 @@ def _torch() -> ArrayAdapter:
         stream,
         lambda tensor, shape: tensor.new_empty(shape),
         allocate,
+        lambda tensor: tensor.t(),
+        lambda tensor, shape: tensor.view(shape),
     )
 
 
@@ -251,7 +301,15 @@ def _cupy() -> ArrayAdapter:
             block = cupy.empty(size_bytes, "u1")
         return block.data.ptr, block
 
-    return ArrayAdapter(read, view, lambda signature: cupy.cuda.get_current_stream().ptr, empty, allocate)
+    return ArrayAdapter(
+        read,
+        view,
+        lambda signature: cupy.cuda.get_current_stream().ptr,
+        empty,
+        allocate,
+        lambda array: array.T,
+        lambda array, shape: array.reshape(shape),
+    )
 
 
 def _numba() -> ArrayAdapter:
@@ -277,3 +335,5 @@ def _read_any(array: Any) -> Signature:
 
 _MAKERS = {"torch": _torch, "cupy": _cupy, "numba": _numba}
 """By the package of an array type or of one of its base classes."""
+_IMMUTABLE = {"jax", "jaxlib"}
+"""Packages whose new arrays must not be written."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -245,6 +246,11 @@ class Growth:
         _LOG.warning("built %s in %.1f s for %s, %s, in %s", symbol, seconds, query.kind, extents, folder)
         self._library.refresh()
         return True
+
+
+def can_build() -> bool:
+    """Return whether the generator, which builds kernels, is installed."""
+    return find_spec(BUILDER_MODULE.partition(".")[0]) is not None
 
 
 @contextmanager

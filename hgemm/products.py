@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Protocol
 
-from hgemm.arrays import ARRAY_ADAPTERS, Signature, View, stream_handle
+from hgemm.arrays import ARRAY_ADAPTERS, Signature, View, new_array, shape_of, stream_handle
 from hgemm.capture import preparing
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
@@ -341,16 +341,13 @@ def _independent_of_rows(queries: Sequence[SelectionQuery]) -> SelectionQuery:
 
 def empty_product(a: Any, b: Any) -> Any:
     """Return a new array for the product, of the type and on the device of `a`. Raises ProblemError if `a` cannot make one."""
-    make = ARRAY_ADAPTERS[type(a)].empty
-    if make is None:
-        raise ProblemError(f"out is missing, and a new {type(a).__name__} cannot be made: pass out")
-    shape_a, shape_b = a.shape, b.shape
+    shape_a, shape_b = shape_of(a, "A"), shape_of(b, "B")
     if len(shape_a) == len(shape_b) == 2:
-        return make(a, (shape_a[0], shape_b[1]))
+        return new_array(a, (shape_a[0], shape_b[1]))
     if not {len(shape_a), len(shape_b)} <= {2, 3}:
         raise ProblemError(f"A is {tuple(shape_a)} and B {tuple(shape_b)}: pass 2 axes, or 3 with a batch")
     batch = max(shape[0] for shape in (shape_a, shape_b) if len(shape) == 3)
-    return make(a, (batch, shape_a[-2], shape_b[-1]))
+    return new_array(a, (batch, shape_a[-2], shape_b[-1]))
 
 
 def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterator[Kind]:

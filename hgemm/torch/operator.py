@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import hgemm
 from hgemm.errors import DeviceError, LibraryError, ProblemError, unknown_word
-from hgemm.library import Library
+from hgemm.library import Library, open_library
 from hgemm.problem import ACTIVATIONS
 from hgemm.torch import native
 
@@ -43,7 +42,7 @@ def use(
     """
     global _library, _orders
     _orders = (batch_invariant, cublas_order)
-    _library = library if isinstance(library, Library) else hgemm.open(library, build=library is None)
+    _library = library if isinstance(library, Library) else open_library(library, build=library is None)
     if cpp and torch.cuda.is_available():
         _start_native()
     else:
@@ -54,6 +53,11 @@ def use(
 def always_invariant() -> bool:
     """Return whether all products are batch-invariant."""
     return _orders[0]
+
+
+def has_library() -> bool:
+    """Return whether a library is set."""
+    return _library is not None
 
 
 def used_library() -> Library:

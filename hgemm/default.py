@@ -1,0 +1,114 @@
+"""The default library of a process, and products with it: `hgemm.matmul(a, b)` and `hgemm.linear(x, weight)`.
+
+The library is opened at the first product and kept. Tensors of torch go through hgemm.torch, so that gradients, autocast and
+torch.compile work.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from math import prod
+from typing import Any
+
+from hgemm.arrays import ARRAY_ADAPTERS, new_array, shape_of
+from hgemm.errors import ProblemError
+from hgemm.growth import can_build
+from hgemm.library import Library, open_library
+
+
+@cache
+def library() -> Library:
+    """Return the default library of this process: HGEMM_LIBRARY, or the user's folder.
+
+    It builds missing kernels if the generator is installed.
+
+    Raises: LibraryError if there is no library.
+    """
+    return open_library(build=can_build())
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    bias: Any = None,
+    activation: str | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    c: Any = None,
+    workspace: Any = None,
+    stream: Any = None,
+    precision: str = "",
+    batch_invariant: bool = False,
+    cublas_order: bool = False,
+    epilogue: Any = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return activation(alpha * a b + beta * c + bias), computed with the default library.
+
+    The arguments are those of Library.matmul. Tensors of torch have gradients, unless an argument is set that hgemm.torch.matmul
+    lacks. They use the library of hgemm.torch.use, if it was called.
+
+    Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
+    Raises: as Library.matmul, and LibraryError if there is no library.
+    """
+    plain = out is None and workspace is None and stream is None and epilogue is None and inputs is None
+    if plain and not precision and not cublas_order and _is_torch(a):
+        options = {"alpha": alpha, "beta": beta, "activation": activation or "none"}
+        return _of_torch().matmul(a, b, bias, c, **options, batch_invariant=batch_invariant)
+    product = (a, b, out, bias, activation, alpha, beta, c, workspace, stream, precision, batch_invariant)
+    return library().matmul(*product, cublas_order, epilogue, inputs)
+
+
+def linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    out: Any = None,
+    stream: Any = None,
+    precision: str = "",
+    batch_invariant: bool = False,
+) -> Any:
+    """Return activation(x weight^T + bias), computed with the default library. `weight` is not copied.
+
+    Shapes: x (..., k), weight (n, k), bias (n,), result and out (..., n).
+    Raises: as matmul.
+    """
+    if out is None and stream is None and not precision and _is_torch(x):
+        return _of_torch().linear(x, weight, bias, activation or "none", batch_invariant)
+    shape = shape_of(weight, "weight")
+    if len(shape) != 2:
+        raise ProblemError(f"weight is {shape}: pass (n, k)")
+    out = new_array(x, (*shape_of(x, "x")[:-1], shape[0])) if out is None else out
+    columns = ARRAY_ADAPTERS[type(weight)].transpose(weight)
+    options = {"stream": stream, "precision": precision, "batch_invariant": batch_invariant}
+    library().matmul(_rows(x, "x"), columns, _rows(out, "out"), bias, activation, **options)
+    return out
+
+
+def _rows(array: Any, name: str) -> Any:
+    """Return an array with 2 axes, or 3, which products take. Further axes are joined."""
+    if len(shape_of(array, name)) in (2, 3):
+        return array
+    adapter = ARRAY_ADAPTERS[type(array)]
+    found = adapter.view(array, name)
+    if not found.shape or not found.contiguous:
+        raise ProblemError(f"{name} {found.shape} with strides {found.strides} is not contiguous: copy it")
+    return adapter.reshape(array, (prod(found.shape[:-1]), found.shape[-1]))
+
+
+def _is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _of_torch() -> Any:
+    """Return hgemm.torch with a library: the one in use, or the default one without the operator in C++, which takes long."""
+    import hgemm.torch.operator as operator  # programs without torch use this module, too
+
+    if not operator.has_library():
+        operator.use(library(), cpp=False)
+    return operator
