@@ -13,6 +13,7 @@ import click
 from generator.cli.options import Fields, Symbol, filter_options, json_option, library_option
 from generator.cli.output import card, note_left_out, progress
 from generator.errors import RequestError
+from generator.export.launch_header import launch_header
 from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
 from generator.store.query import Selection, check_field, condition_of, fields_in, known_fields, resolve, select_rows
@@ -134,6 +135,7 @@ Examples:
   hgemm show hgemm_sm89_tn_f16_f32_f16_128x128x32
   hgemm show hgemm_sm89_tn_f16_f32_f16_128x128x32 --source
   hgemm show '*256x128x32*' --json
+  hgemm show '*256x128x32*' --header > kernel.h
   hgemm show --schema
 """
 
@@ -152,6 +154,7 @@ def _print_schema(ctx: click.Context, _: click.Parameter, is_given: bool) -> Non
 @click.option("--ptx", is_flag=True, help="Print the PTX.")
 @click.option("--sass", is_flag=True, help="Print the disassembled machine code.")
 @click.option("--paths", is_flag=True, help="Print the paths of the files.")
+@click.option("--header", is_flag=True, help="Print a C header to launch the kernel through the CUDA driver.")
 @json_option
 @click.option(
     "--schema",
@@ -170,7 +173,7 @@ def show_command(symbol: str, library: Path, as_json: bool, **views: bool) -> No
     if as_json:
         click.echo(json.dumps([variant.record.data for variant in variants], sort_keys=True, indent=1))
         return
-    writers = {"source": _source, "ptx": _ptx, "sass": _sass, "paths": _paths}
+    writers = {"source": _source, "ptx": _ptx, "sass": _sass, "paths": _paths, "header": _header}
     view = given[0] if given else ""
     for place, variant in enumerate(variants):
         shown = writers[view](variant) if view else card(variant, opened.measurements(variant.symbol))
@@ -190,6 +193,10 @@ def _sass(variant: Variant) -> str:
 
     cubin = read_cubin(variant.artefacts[CUBIN_NAME], variant.symbol)
     return disassemble([Code(variant.record.arch, cubin.text)])[0].text()
+
+
+def _header(variant: Variant) -> str:
+    return launch_header(variant.record.data)
 
 
 def _paths(variant: Variant) -> str:
