@@ -101,6 +101,11 @@ class Sweep:
         return tuple(candidate.plan for candidate in self.candidates if not candidate.rules)
 
     @property
+    def requests(self) -> dict[Plan, Request]:
+        """The fields that the user set, by plan."""
+        return {candidate.plan: candidate.request for candidate in self.candidates}
+
+    @property
     def illegal(self) -> tuple[Candidate, ...]:
         return tuple(candidate for candidate in self.candidates if candidate.rules)
 
@@ -267,17 +272,22 @@ def over(texts: Texts, above: Texts) -> Texts:
 
 def texts_in(table: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Return the options of a table of a spec file. Raises: RequestError for an unknown option or value."""
+    try:
+        return texts_from(table)
+    except RequestError as error:
+        raise RequestError(f"spec file {path}: {error}") from None
+
+
+def texts_from(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return options whose values are texts, numbers, switches, or lists of them. Raises: RequestError for an unknown one."""
     texts: dict[str, str] = {}
-    for name, value in table.items():
-        try:
-            option = option_of(name)
-            if option.name in texts:
-                raise RequestError(f"'{name}' and another name set {option.name} twice: keep one")
-            text = ",".join(_text(item, name) for item in (value if isinstance(value, list) else [value]))
-            _values(option, text, name)  # notes deprecated words, which would be noted again where the text is parsed
-            texts[option.name] = ",".join(current_word(option.fields[0], item) for item in _items(option, text))
-        except RequestError as error:
-            raise RequestError(f"spec file {path}: {error}") from None
+    for name, value in values.items():
+        option = option_of(name)
+        if option.name in texts:
+            raise RequestError(f"'{name}' and another name set {option.name} twice: keep one")
+        text = ",".join(_text(item, name) for item in (value if isinstance(value, (list, tuple)) else [value]))
+        _values(option, text, name)  # notes deprecated words, which would be noted again where the text is parsed
+        texts[option.name] = ",".join(current_word(option.fields[0], item) for item in _items(option, text))
     return texts
 
 

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,6 +43,14 @@ def deprecated(old: str, new: str) -> None:
 
 class LibraryError(HgemmError):
     """A library, or a file in it, cannot be read, trusted or written."""
+
+
+class GenerationError(HgemmError):
+    """Kernels failed to build or to pass their check. `failed` has the error of each by symbol; `kernels` are all others."""
+
+    def __init__(self, failed: Mapping[str, str], kernels: Sequence[Any] = ()) -> None:
+        super().__init__("; ".join(failed.values()))
+        self.failed, self.kernels = dict(failed), list(kernels)
 
 
 class DeviceError(HgemmError):

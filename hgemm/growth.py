@@ -1,13 +1,11 @@
 """Growth: a library that is opened with `build=True` builds the kernels that its calls lack, once, and keeps them.
 
-The builder is a plug-in: a function `build_kernel` in the module BUILDER_MODULE, loaded when a kernel is missing and never before.
-The run-time package imports nothing of the generator.
+The builder is `build_kernel` of the plug-in that hgemm.plugin finds, loaded when a kernel is missing and never before.
 """
 
 from __future__ import annotations
 
 import fcntl
-import importlib
 import logging
 import os
 import threading
@@ -24,8 +22,9 @@ from hgemm.disk import disk_errors
 from hgemm.dispatch_table import DispatchTable, Row
 from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE
-from hgemm.errors import DeviceError, HgemmError, LibraryError
+from hgemm.errors import DeviceError, HgemmError
 from hgemm.invariance import KOrder, keeps_order, order_key
+from hgemm.plugin import MODULE, load
 from hgemm.selection import WGMMA_CAPABILITY, Choice, FallbackWatch, Selector, wgmma_computes
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -185,8 +184,6 @@ class Missing:
 Builder = Callable[[Path, Missing], "str | None"]
 """Builds a missing kernel into a library. Returns its symbol, or None if no kernel is faster than those of the library."""
 LOCK_NAME = "growth.lock"
-BUILDER_MODULE = "generator.pack.growth"
-"""The module of the package hgemm-generator that builds kernels."""
 _VECTOR_BYTES = 16
 """The widest copy that a kernel requires alignment for. Source: PTX ISA 9.0, "cp.async", and TMA."""
 
@@ -250,7 +247,7 @@ class Growth:
 
 def can_build() -> bool:
     """Return whether the generator, which builds kernels, is installed."""
-    return find_spec(BUILDER_MODULE.partition(".")[0]) is not None
+    return find_spec(MODULE.partition(".")[0]) is not None
 
 
 @contextmanager
@@ -269,10 +266,4 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _builder() -> Builder:
     """Return the builder of the plug-in. Raises LibraryError if it is not installed."""
-    try:
-        return importlib.import_module(BUILDER_MODULE).build_kernel
-    except ModuleNotFoundError as error:
-        raise LibraryError(
-            f"build=True needs the package hgemm-generator, and its module {error.name} is not installed: install it with "
-            "'pip install .' in its folder, or add the kernel on another machine with `hgemm cover --add`"
-        ) from None
+    return load("build=True").build_kernel

@@ -57,6 +57,11 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.traits.symbol})"
 
+    @property
+    def symbol(self) -> str:
+        """The name of the variant, which is also that of its folder."""
+        return self.traits.symbol
+
     def __call__(
         self,
         a: Any,

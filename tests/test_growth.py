@@ -267,7 +267,7 @@ def test_nothing_is_built_while_a_graph_is_captured(tmp_path: Path, monkeypatch:
 def test_without_the_generator_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "generator.pack.growth", None)
+    monkeypatch.setitem(sys.modules, "generator.plugin", None)
     with pytest.raises(LibraryError, match="hgemm-generator.*pip install"):
         hgemm.open(tmp_path, build=True).select(query(64), A100)
 
@@ -276,7 +276,7 @@ def test_without_the_generator_calls_use_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     few = hgemm.open(tmp_path, build=True).select(query(1, 4096), A100)
-    monkeypatch.setitem(sys.modules, "generator.pack.growth", None)
+    monkeypatch.setitem(sys.modules, "generator.plugin", None)
     library = hgemm.open(tmp_path, build=True)
     for m in (4096, 8192):
         assert library.select(query(m, 4096), A100).symbol == few.symbol

@@ -31,7 +31,7 @@ LAYERS = (
     "generator.ptx",
     "generator.proof generator.device_check generator.device_bits generator.rebuild",
     "generator.export generator.ladders generator.pack generator.sanitize generator.tuning",
-    "generator.report generator.explain generator.compare generator.doctor",
+    "generator.report generator.explain generator.compare generator.doctor generator.plugin",
     "generator.cli",
     "generator.__main__",
 )

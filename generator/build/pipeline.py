@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from generator.build.workers import MAX_BATCH, Lost, run
 from generator.errors import BuildError, LibraryError, ProofError
 from generator.families import expectation_of
 from generator.families.base import Plan
-from generator.planner import advice_on_spills
+from generator.planner import advice_on_spills, spill_fallbacks
+from generator.spec import Request
 from generator.store.files import disk_errors, forget_failure, keep_failure, temporary_name
 from generator.store.library import Library
 from generator.store.proofs import unproved, with_proof
@@ -287,6 +289,57 @@ def make(
         done = _in_processes(wanted, settings, processes)
     for place, outcome in done:
         yield places[place], outcome
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan and its outcome. If the plan at `place` spills, `plan` is one that fits, with this `change` of options."""
+
+    place: int
+    plan: Plan
+    outcome: Outcome
+    change: str = ""
+    spilled: str = ""
+
+    @property
+    def note(self) -> str:
+        """The sentence that tells of a replaced kernel; empty if none was."""
+        return f"{self.spilled} spills registers: built it with {self.change}" if self.change else ""
+
+
+MAX_FALLBACKS = 4
+"""Specs to build for a kernel that spills, until one fits."""
+
+
+def make_fitting(
+    plans: Sequence[Plan],
+    requests: Mapping[Plan, Request],
+    settings: Settings,
+    processes: int,
+    worker_pool: WorkerPool | None = None,
+) -> Iterator[Made]:
+    """Yield what `make` yields, but replace kernels that spill by the nearest ones that fit. These come last.
+
+    Fields that the request of a plan sets are never changed.
+    Raises: as `make`.
+    """
+    spilling: list[Made] = []
+    for place, outcome in make(plans, settings, processes, worker_pool):
+        made = Made(place, plans[place], outcome)
+        if outcome.spills:
+            spilling.append(made)
+        else:
+            yield made
+    for made in spilling:
+        yield _fitting(made, requests[made.plan], settings)
+
+
+def _fitting(made: Made, request: Request, settings: Settings) -> Made:
+    for plan, change in itertools.islice(spill_fallbacks(made.plan, request), MAX_FALLBACKS):
+        ((_, outcome),) = make([plan], settings, 0)
+        if outcome.record:
+            return Made(made.place, plan, outcome, change, made.outcome.symbol)
+    return made
 
 
 def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING) -> Outcome | None:

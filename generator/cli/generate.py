@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import click
 
 from generator import epilogue
 from generator.arch import ARCHS, parse_arch_list
-from generator.build.pipeline import Outcome, Prover, Settings, WorkerPool, cached, make, prepare
+from generator.build.pipeline import Made, Outcome, Prover, Settings, WorkerPool, cached, make_fitting, prepare
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import for_others, load_catalog
@@ -25,7 +24,7 @@ from generator.errors import RequestError
 from generator.families import family_of
 from generator.families.base import Plan
 from generator.ladders.recipes import find, load_recipes
-from generator.planner import deciding_field, default_family, not_implemented, spill_fallbacks
+from generator.planner import deciding_field, default_family, not_implemented
 from generator.spec import BY_FIELD, differing, option_of, symbol_of
 from generator.store.files import reject_export
 from generator.store.library import Library
@@ -83,8 +82,7 @@ def run(options: dict[str, Any]) -> int:
         settings.library.folder.mkdir(parents=True, exist_ok=True)
     workers = _workers(options["jobs"])
     with progress(len(plans), options["quiet"], 0 if worker_pool else max(workers, 1)) as tell:
-        rows = _rows(plans, make(plans, settings, workers, worker_pool), tell)
-    rows, plans = _without_spills(rows, plans, asked, settings)
+        rows, plans = _rows(make_fitting(plans, asked.requests, settings, workers, worker_pool), tell)
     if options["as_json"]:
         _print_records(rows, settings.library)
     else:
@@ -211,43 +209,23 @@ class _Row:
     cells: Mapping[str, Scalar]
     error: str
     registered: bool
-    spills: bool = False
 
 
-def _rows(plans: Sequence[Plan], outcomes: Iterator[tuple[int, Outcome]], tell: OnOutcome) -> list[_Row]:
-    """Make all variants and return their rows, in the order of the plans."""
-    made: dict[int, _Row] = {}
-    with closing(outcomes):
-        for place, outcome in outcomes:
-            made[place] = _row(outcome)
-            tell(outcome)
-    return [made[place] for place in range(len(plans))]
+def _rows(made: Iterator[Made], tell: OnOutcome) -> tuple[list[_Row], list[Plan]]:
+    """Make all variants. Return their rows and their plans, in the order of the request."""
+    found: dict[int, tuple[_Row, Plan]] = {}
+    with closing(made):
+        for one in made:
+            found[one.place] = _row(one.outcome), one.plan
+            if one.note:
+                click.echo(f"generate: {one.note}", err=True)
+            tell(one.outcome)
+    ordered = [found[place] for place in sorted(found)]
+    return [row for row, _ in ordered], [plan for _, plan in ordered]
 
 
 def _row(outcome: Outcome) -> _Row:
-    return _Row(_cells(outcome), outcome.error, outcome.record is not None, outcome.spills)
-
-
-_FALLBACKS = 4
-"""Specs to build for a kernel that spills, until one fits."""
-
-
-def _without_spills(
-    rows: Sequence[_Row], plans: Sequence[Plan], asked: Sweep, settings: Settings
-) -> tuple[list[_Row], list[Plan]]:
-    """Replace kernels that spill by the nearest ones that fit, and say so. Fields that the request sets are never changed."""
-    requests = {candidate.plan: candidate.request for candidate in asked.candidates}
-    rows, plans = list(rows), list(plans)
-    for place in (place for place, row in enumerate(rows) if row.spills):
-        for plan, change in itertools.islice(spill_fallbacks(plans[place], requests[plans[place]]), _FALLBACKS):
-            ((_, outcome),) = make([plan], settings, 0)
-            if outcome.record:
-                click.echo(
-                    f"generate: {rows[place].cells['symbol']} spills registers: built it with {change}", err=True
-                )
-                rows[place], plans[place] = _row(outcome), plan
-                break
-    return rows, plans
+    return _Row(_cells(outcome), outcome.error, outcome.record is not None)
 
 
 def _cells(outcome: Outcome) -> dict[str, Scalar]:

@@ -1,0 +1,74 @@
+"""The generator as a plug-in of the run-time package: found by its entry point, and loaded when a call needs it, never before."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from hgemm.errors import LibraryError
+
+GROUP, NAME = "hgemm.plugins", "generator"
+"""The entry point that the package hgemm-generator registers."""
+MODULE = "generator.plugin"
+"""The module to try if no entry point is registered, as in a checkout on PYTHONPATH."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One finished variant of a call of `hgemm.generate`.
+
+    Units: `seconds` of this build.
+    Fields: `done` of `total` variants are finished. `place` is that of this one in the request, from 0. `status` is built, proved,
+        cached, spilled or failed. `error` is empty unless it failed.
+    """
+
+    done: int
+    total: int
+    place: int
+    symbol: str
+    status: str
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """What `hgemm.generate` asks the generator for. The fields are those of `hgemm.generate`.
+
+    Fields: each of `specs` is the path of a TOML file, or has options by name. `fields` override all of them.
+    """
+
+    specs: Sequence[Path | Mapping[str, Any]]
+    fields: Mapping[str, Any]
+    folder: Path
+    verify: bool
+    jobs: int | None
+    force: bool
+    allow_spills: bool
+
+
+class Generator(Protocol):
+    """The functions of the plug-in."""
+
+    def generate(self, request: GenerateRequest) -> Iterator[Progress]:
+        """Build variants into the library in `request.folder`, and yield each as it is finished."""
+
+    def build_kernel(self, folder: Path, missing: Any) -> str | None:
+        """Build the kernel that a call lacks. See hgemm.growth."""
+
+
+def load(purpose: str) -> Generator:
+    """Return the plug-in, which `purpose` needs. Raises: LibraryError if it is not installed."""
+    try:
+        for entry in importlib.metadata.entry_points(group=GROUP, name=NAME):
+            return cast(Generator, entry.load())
+        return cast(Generator, importlib.import_module(MODULE))
+    except ModuleNotFoundError as error:
+        raise LibraryError(
+            f"{purpose} needs the package hgemm-generator, and its module {error.name} is not installed: install it with "
+            "'pip install .' in its folder, or add the kernel on another machine with `hgemm cover --add`"
+        ) from None
