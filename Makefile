@@ -3,7 +3,7 @@ VENV ?= .venv
 ARGS ?= --arch sm_89 --tile 128x128x32
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup generate catalog test test-slow test-all test-oldest verify lint docs docs-check clean
+.PHONY: help setup generate catalog test test-slow test-all test-oldest verify lint docs docs-check ci-example clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test-oldest:  ## Run the tests with the oldest versions of all dependencies, in 
 
 verify: $(INSTALLED)  ## Prove the shipped kernels by running them on the CPU; needs g++ or clang++ (CXX)
 	@$(VENV)/bin/python -m generator.cli.prove_catalog $(SAMPLE)
+
+ci-example: $(INSTALLED)  ## Run the CI job of examples/ci here: make, check and export kernels in build/ci
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/python examples/ci/run_here.py build/ci
 
 lint: $(INSTALLED)  ## Check style
 	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks
