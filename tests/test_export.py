@@ -89,7 +89,7 @@ def test_compressed_images_are_equal_byte_for_byte_and_small(small_library: Libr
 def test_code_that_nvfatbin_cannot_read_is_named() -> None:
     pytest.importorskip("cuda.bindings.nvfatbin", reason="nvidia-nvfatbin is not installed")
     with pytest.raises(HgemmError, match="hgemm_a: nvFatbin cannot read .*ELF.*: generate it again with --force"):
-        fat_binary("hgemm_a", "sm_89", b"no machine code" * 9, b".version 9.0\0")
+        fat_binary("hgemm_a", {"89": b"no machine code" * 9}, {"89": b".version 9.0\0"})
 
 
 def test_symbols_are_hidden_and_nothing_of_nvidia_is_linked(paper_export: Path) -> None:

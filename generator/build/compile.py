@@ -238,6 +238,27 @@ def _assembled(nvjitlink, kernel: Kernel, kind, code: bytes, ptx: Callable[[], b
     return first
 
 
+@_signals_kept()
+def compile_text(source: str, name: str, arch: str) -> bytes:
+    """Compile CUDA C++ without includes: to PTX for an `arch` such as compute_75, to a cubin for one such as sm_75.
+
+    Raises: BuildError with the log of the compiler; HgemmError if the wheel of a compiler is missing.
+    """
+    try:
+        from cuda.bindings import nvrtc
+
+        program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    except (ImportError, RuntimeError) as missing:
+        raise HgemmError(f"wheel cuda-python or nvidia-cuda-nvrtc 13.0 is missing ({missing}): {INSTALL}") from missing
+    try:
+        arguments = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
+        if nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise BuildError(name, _fetch(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"))
+        return _fetch(nvrtc, program, "PTX" if arch.startswith("compute_") else "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
 def supported_archs() -> frozenset[str]:
     """Return the architectures that NVRTC supports. Raises: HgemmError if its wheel is missing."""
     from cuda.bindings import nvrtc

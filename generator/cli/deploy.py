@@ -277,6 +277,7 @@ Examples:
   hgemm export --to build/hgemm --where "proof_executor like '*'" --require-proof
   hgemm export --to third_party/mygemm --arch 90,90a --prefix mygemm
   hgemm export --to build/invariant --invariant
+  hgemm export --to build/blas --blas
 """
 
 
@@ -288,6 +289,7 @@ Examples:
 )
 @click.option("--prefix", default="hgemm", show_default=True, metavar="NAME", help="Prefix of symbols and file names.")
 @click.option("--invariant", is_flag=True, help="Make all products batch-invariant, as with HGEMM_BATCH_INVARIANT.")
+@click.option("--blas", is_flag=True, help="Also build libhgemm_blas.so, which programs use in place of cuBLAS.")
 @click.option("--source", is_flag=True, help="Also write the kernels' sources, to compile them into your own files.")
 @click.option(
     "--require-proof", is_flag=True, help="Fail if a kernel has no proof of its files on the CPU by this version."
@@ -304,6 +306,7 @@ def export_command(
     to: Path,
     prefix: str,
     invariant: bool,
+    blas: bool,
     source: bool,
     require_proof: bool,
     uncompressed: bool,
@@ -331,7 +334,7 @@ def export_command(
     warning = _unproved_warning(reasons, len(rows))
     if unproved and require_proof:
         raise ProofError(f"{warning}, and nothing was exported: {_how_to_prove(library)}")
-    done = export(runtime, to, ExportOptions(symbols, prefix, source, not uncompressed, cc, invariant))
+    done = export(runtime, to, ExportOptions(symbols, prefix, source, not uncompressed, cc, invariant, blas))
     if not done.compiler:
         why = f"the {missing} is not installed" if missing else f"{cc} --version failed"
         click.echo(f"hgemm: {why}: wrote the sources; build lib/ with CMake", err=True)

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from generator import __version__
 from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
+from generator.export.blas import blas_files, build_blas
 from generator.export.c_sources import Images, Shortlists, pack, table_c, table_h, with_enums
 from generator.store.files import (
     EXPORT_FORMAT,
@@ -139,8 +140,10 @@ def compiler_version(compiler: str) -> str:
     return (done.stdout.splitlines() or [""])[0] if done.returncode == 0 else ""
 
 
-def build(folder: Path, name: str, compiler: str) -> None:
+def build(folder: Path, name: str, compiler: str, blas: bool = False) -> None:
     """Compile and link lib/lib<name>.a and .so in an exported folder. The result is the same in any folder, at any time.
+
+    `blas` adds lib<name>_blas.so, which has the functions of cuBLAS.
 
     Raises: HgemmError with the compiler's first error.
     """
@@ -156,6 +159,8 @@ def build(folder: Path, name: str, compiler: str) -> None:
     inputs = [f"objects/so/{source}.o" for source in SOURCES]
     _run(folder, compiler, *_LINK_FLAGS, f"-Wl,-soname,lib{name}.so", "-o", shared, *inputs, "-ldl", "-lpthread")
     shutil.rmtree(objects)
+    if blas:
+        build_blas(folder, name, _FLAGS, _run, compiler)
 
 
 def _finished(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -201,7 +206,7 @@ class ExportOptions:
     """What to export, and how.
 
     Fields: `name` is the prefix of all symbols; `sources` adds the kernels' sources; `compressed` packs code as compressed fat
-        binaries; `invariant` makes all products of the library batch-invariant.
+        binaries; `invariant` makes all products of the library batch-invariant; `blas` adds a library with the functions of cuBLAS.
     """
 
     symbols: Sequence[str]
@@ -210,6 +215,7 @@ class ExportOptions:
     compressed: bool = True
     compiler: str = "cc"
     invariant: bool = False
+    blas: bool = False
 
 
 @dataclass(frozen=True)
@@ -257,7 +263,11 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     if options.sources:
         files.update(_kernel_sources(library, options.symbols, templates))
     compiler = compiler_version(options.compiler)
+    if options.blas and not compiler:
+        raise RequestError(f"--blas needs a C compiler, and {options.compiler} does not run: choose another with --cc")
     archs = tuple(sorted({record["arch"] for record in records}))
+    if options.blas:
+        files.update(blas_files(templates, archs, options.compressed, lambda text: renamed(text, options.name)))
     manifest = {
         "format": EXPORT_FORMAT,
         "name": options.name,
@@ -354,7 +364,7 @@ def _write(to: Path, files: dict[str, bytes], manifest: dict, options: ExportOpt
             (temporary / path).parent.mkdir(parents=True, exist_ok=True)
             (temporary / path).write_bytes(content)
         if manifest["compiler"]:
-            build(temporary, options.name, options.compiler)
+            build(temporary, options.name, options.compiler, options.blas)
         (temporary / MANIFEST).write_bytes(_json({**manifest, "files": _hashes(temporary)}))
         _check_place(to)  # the compiler took seconds, in which files may have been added
         replace_folder(temporary, to)

@@ -76,7 +76,9 @@ def pack(library: Library, symbols: Iterable[str], compressed: bool = True) -> I
         variant = read_variant(library.folder, symbol)
         cubin, text = variant.artefacts[CUBIN_NAME], variant.artefacts[PTX_NAME].rstrip(b"\0") + b"\0"
         if compressed:
-            cubins[symbol] = ptx[symbol] = _append(blob, fat_binary(symbol, variant.record.arch, cubin, text, mode))
+            number = variant.record.arch.removeprefix("sm_")
+            code = fat_binary(symbol, {number: cubin}, {number: text}, mode)
+            cubins[symbol] = ptx[symbol] = _append(blob, code)
         else:
             cubins[symbol], ptx[symbol] = _append(blob, cubin), _append(blob, text)
     return Images(blob, cubins, ptx)
@@ -88,10 +90,10 @@ def _append(blob: bytearray, code: bytes) -> Code:
     return Code(len(blob) - len(code), len(code), zlib.crc32(code))
 
 
-def fat_binary(symbol: str, arch: str, cubin: bytes, ptx: bytes, mode: str = "size") -> bytes:
-    """Return a fat binary, compressed for `size` or in `balance` with time.
+def fat_binary(name: str, cubins: Mapping[str, bytes], ptx: Mapping[str, bytes], mode: str = "size") -> bytes:
+    """Return a fat binary of cubins and PTX by the number of their architecture, compressed for `size` or in `balance` with time.
 
-    The driver loads its cubin if that runs on the device, else its PTX.
+    The driver loads a cubin if one runs on the device, else PTX.
 
     Source: nvFatbin 13.0, "Supported Options".
     """
@@ -105,15 +107,16 @@ def fat_binary(symbol: str, arch: str, cubin: bytes, ptx: bytes, mode: str = "si
             f"the package nvidia-nvfatbin is missing ({missing}): {INSTALL}, or export with --uncompressed"
         ) from missing
     try:
-        number = arch.removeprefix("sm_")
-        nvfatbin.add_cubin(handle, cubin, len(cubin), number, symbol)
-        nvfatbin.add_ptx(handle, ptx, len(ptx), number, symbol, "")
+        for number, code in cubins.items():
+            nvfatbin.add_cubin(handle, code, len(code), number, name)
+        for number, code in ptx.items():
+            nvfatbin.add_ptx(handle, code, len(code), number, name, "")
         code = bytearray(nvfatbin.size(handle))
         nvfatbin.get(handle, code)
         return bytes(code)
     except nvfatbin.nvFatbinError as error:
         raise HgemmError(
-            f"{symbol}: nvFatbin cannot read its cubin or PTX ({error}): generate it again with --force"
+            f"{name}: nvFatbin cannot read its cubin or PTX ({error}): generate it again with --force"
         ) from error
     finally:
         nvfatbin.destroy(handle)

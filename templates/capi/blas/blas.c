@@ -1,0 +1,483 @@
+/* The functions of cuBLAS that this library implements: handles, their settings, and matrix products. */
+#include "blas.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLAS_DEFAULT_ALGORITHM (-1)
+
+/* ---- Driver functions that hgemm does not call --------------------------------------------------------------------------- */
+
+static struct {
+  int (*context_id)(void *context, unsigned long long *id); /* null in drivers before CUDA 12 */
+  int (*read)(void *to, uint64_t from, size_t bytes);
+} more;
+static pthread_once_t more_found = PTHREAD_ONCE_INIT;
+
+static void find_more(void) {
+  void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void *found = library != NULL ? dlsym(library, "cuCtxGetId") : NULL;
+  memcpy(&more.context_id, &found, sizeof found);
+  found = library != NULL ? dlsym(library, "cuMemcpyDtoH_v2") : NULL;
+  memcpy(&more.read, &found, sizeof found);
+}
+
+/* ---- Handles ----------------------------------------------------------------------------------------------------------- */
+
+enum { MAX_HANDLES = 4096 };
+static _Atomic(hgemm_blas_handle *) handles[MAX_HANDLES];
+static _Atomic uint32_t handles_end; /* no higher slot was ever used */
+static hgemm_blas_device *devices;
+static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER; /* guards the two lists */
+
+hgemm_blas_handle *hgemm_blas_find(void const *handle) {
+  uint32_t const end = atomic_load_explicit(&handles_end, memory_order_acquire);
+  for (uint32_t i = 0; handle != NULL && i < end; ++i) {
+    hgemm_blas_handle *const found = atomic_load_explicit(&handles[i], memory_order_acquire);
+    if (found == handle) return found;
+  }
+  return NULL;
+}
+
+static int status_of(hgemm_status status) {
+  switch (status) {
+    case HGEMM_OK: return BLAS_SUCCESS;
+    case HGEMM_ERROR_NO_DRIVER:
+    case HGEMM_ERROR_NO_DEVICE:
+    case HGEMM_ERROR_WRONG_DEVICE: return BLAS_NOT_INITIALIZED;
+    case HGEMM_ERROR_UNSUPPORTED_DEVICE: return BLAS_ARCH_MISMATCH;
+    case HGEMM_ERROR_POINTER:
+    case HGEMM_ERROR_ALIGNMENT: return BLAS_INVALID_VALUE;
+    case HGEMM_ERROR_MEMORY: return BLAS_ALLOC_FAILED;
+    case HGEMM_ERROR_IMAGE: return BLAS_INTERNAL_ERROR;
+    case HGEMM_ERROR_DRIVER: return BLAS_EXECUTION_FAILED;
+    default: return BLAS_FORWARD; /* legal in cuBLAS, but not here */
+  }
+}
+
+/* Finds or opens the context that is current, or the first GPU. The list is locked. */
+static hgemm_status open_device(hgemm_blas_device **result) {
+  hgemm_driver const *cuda;
+  void *context = NULL;
+  unsigned long long id = 0;
+  hgemm_blas_device *device;
+  hgemm_handle *handle;
+  hgemm_status status = hgemm_open_driver(&cuda);
+  *result = NULL;
+  if (status != HGEMM_OK) return status;
+  pthread_once(&more_found, find_more);
+  cuda->current_context(&context);
+  if (context != NULL && more.context_id != NULL) more.context_id(context, &id);
+  for (device = devices; device != NULL; device = device->next) {
+    if (context != NULL && device->context == context && device->id == id) return *result = device, HGEMM_OK;
+  }
+  status = hgemm_create(&handle, context != NULL ? HGEMM_CURRENT_CONTEXT : 0);
+  if (status != HGEMM_OK) return status;
+  if (context == NULL && more.context_id != NULL) more.context_id(handle->context, &id);
+  for (device = devices; device != NULL; device = device->next) {
+    if (device->context == handle->context && device->id == id) {
+      hgemm_destroy(handle);
+      return *result = device, HGEMM_OK;
+    }
+  }
+  if ((device = calloc(1, sizeof *device)) == NULL) {
+    hgemm_destroy(handle);
+    return hgemm_fail(HGEMM_ERROR_MEMORY, "out of host memory");
+  }
+  device->context = handle->context, device->id = id, device->handle = handle, device->next = devices;
+  pthread_mutex_init(&device->loading, NULL);
+  *result = devices = device;
+  return HGEMM_OK;
+}
+
+static int add(hgemm_blas_handle *handle) {
+  for (uint32_t i = 0; i < MAX_HANDLES; ++i) {
+    if (atomic_load_explicit(&handles[i], memory_order_relaxed) != NULL) continue;
+    atomic_store_explicit(&handles[i], handle, memory_order_release);
+    if (i >= atomic_load_explicit(&handles_end, memory_order_relaxed)) {
+      atomic_store_explicit(&handles_end, i + 1, memory_order_release);
+    }
+    return 1;
+  }
+  return 0;
+}
+
+HGEMM_BLAS_API int cublasCreate_v2(void **result) {
+  hgemm_blas_handle *handle;
+  hgemm_blas_device *device;
+  hgemm_status opened;
+  int status, added;
+  if (result == NULL) return BLAS_INVALID_VALUE;
+  pthread_mutex_lock(&changing);
+  opened = open_device(&device);
+  pthread_mutex_unlock(&changing);
+  status = status_of(opened);
+  if (status == BLAS_ARCH_MISMATCH && hgemm_blas_real("cublasCreate_v2") != NULL) status = BLAS_SUCCESS; /* it serves all */
+  if (status != BLAS_SUCCESS) return status == BLAS_FORWARD ? BLAS_NOT_INITIALIZED : status;
+  if ((handle = calloc(1, sizeof *handle)) == NULL) return BLAS_ALLOC_FAILED;
+  handle->device = device;
+  handle->context = device != NULL ? device->context : NULL;
+  pthread_mutex_init(&handle->creating, NULL);
+  pthread_mutex_lock(&changing);
+  added = add(handle);
+  pthread_mutex_unlock(&changing);
+  if (!added) {
+    free(handle);
+    return BLAS_ALLOC_FAILED;
+  }
+  *result = handle;
+  return BLAS_SUCCESS;
+}
+
+HGEMM_BLAS_API int cublasDestroy_v2(void *handle) {
+  hgemm_blas_handle *found = NULL;
+  void *real;
+  int (*destroy)(void *);
+  int status = BLAS_SUCCESS;
+  pthread_mutex_lock(&changing);
+  for (uint32_t i = 0; handle != NULL && i < MAX_HANDLES && found == NULL; ++i) {
+    if (atomic_load_explicit(&handles[i], memory_order_relaxed) != handle) continue;
+    found = handle;
+    atomic_store_explicit(&handles[i], NULL, memory_order_release);
+  }
+  pthread_mutex_unlock(&changing);
+  if (found == NULL) return BLAS_NOT_INITIALIZED;
+  real = atomic_load_explicit(&found->real, memory_order_acquire);
+  destroy = (int (*)(void *))(real != NULL ? hgemm_blas_real("cublasDestroy_v2") : NULL);
+  if (destroy != NULL) status = destroy(real);
+  pthread_mutex_destroy(&found->creating);
+  free(found);
+  return status;
+}
+
+/* ---- Settings ---------------------------------------------------------------------------------------------------------- */
+
+static void *real_of(hgemm_blas_handle const *handle) {
+  return atomic_load_explicit(&handle->real, memory_order_acquire);
+}
+
+HGEMM_BLAS_API int cublasSetStream_v2(void *handle, void *stream) {
+  hgemm_blas_handle *const own = hgemm_blas_find(handle);
+  int (*real)(void *, void *);
+  if (own == NULL) return BLAS_NOT_INITIALIZED;
+  own->stream = stream;
+  own->workspace = NULL, own->workspace_bytes = 0; /* as documented */
+  if (real_of(own) == NULL) return BLAS_SUCCESS;
+  real = (int (*)(void *, void *))hgemm_blas_real("cublasSetStream_v2");
+  return real != NULL ? real(real_of(own), stream) : BLAS_SUCCESS;
+}
+
+HGEMM_BLAS_API int cublasGetStream_v2(void *handle, void **stream) {
+  hgemm_blas_handle const *const own = hgemm_blas_find(handle);
+  if (own == NULL) return BLAS_NOT_INITIALIZED;
+  if (stream == NULL) return BLAS_INVALID_VALUE;
+  *stream = own->stream;
+  return BLAS_SUCCESS;
+}
+
+HGEMM_BLAS_API int cublasSetWorkspace_v2(void *handle, void *workspace, size_t bytes) {
+  hgemm_blas_handle *const own = hgemm_blas_find(handle);
+  int (*real)(void *, void *, size_t);
+  if (own == NULL) return BLAS_NOT_INITIALIZED;
+  if ((uintptr_t)workspace % 256 != 0) return BLAS_INVALID_VALUE;
+  own->workspace = workspace, own->workspace_bytes = workspace != NULL ? bytes : 0;
+  if (real_of(own) == NULL) return BLAS_SUCCESS;
+  real = (int (*)(void *, void *, size_t))hgemm_blas_real("cublasSetWorkspace_v2");
+  return real != NULL ? real(real_of(own), workspace, bytes) : BLAS_SUCCESS;
+}
+
+static int set(void *handle, size_t field, int value, int legal, char const *name) {
+  hgemm_blas_handle *const own = hgemm_blas_find(handle);
+  if (own == NULL) return BLAS_NOT_INITIALIZED;
+  if (!legal) return BLAS_INVALID_VALUE;
+  memcpy((char *)own + field, &value, sizeof value);
+  return real_of(own) != NULL ? hgemm_blas_forward_int(own, name, value) : BLAS_SUCCESS;
+}
+
+static int get(void *handle, size_t field, int *value) {
+  hgemm_blas_handle const *const own = hgemm_blas_find(handle);
+  if (own == NULL) return BLAS_NOT_INITIALIZED;
+  if (value == NULL) return BLAS_INVALID_VALUE;
+  memcpy(value, (char const *)own + field, sizeof *value);
+  return BLAS_SUCCESS;
+}
+
+#define FIELD(name) offsetof(hgemm_blas_handle, name)
+
+HGEMM_BLAS_API int cublasSetPointerMode_v2(void *handle, int mode) {
+  return set(handle, FIELD(pointer_mode), mode, mode == BLAS_POINTER_HOST || mode == BLAS_POINTER_DEVICE,
+             "cublasSetPointerMode_v2");
+}
+HGEMM_BLAS_API int cublasGetPointerMode_v2(void *handle, int *mode) { return get(handle, FIELD(pointer_mode), mode); }
+
+HGEMM_BLAS_API int cublasSetMathMode(void *handle, int mode) {
+  int const base = mode & ~BLAS_MATH_NO_REDUCED;
+  return set(handle, FIELD(math_mode), mode, base >= 0 && base <= BLAS_MATH_LAST, "cublasSetMathMode");
+}
+HGEMM_BLAS_API int cublasGetMathMode(void *handle, int *mode) { return get(handle, FIELD(math_mode), mode); }
+
+HGEMM_BLAS_API int cublasSetAtomicsMode(void *handle, int mode) {
+  return set(handle, FIELD(atomics_mode), mode, mode == 0 || mode == 1, "cublasSetAtomicsMode");
+}
+HGEMM_BLAS_API int cublasGetAtomicsMode(void *handle, int *mode) { return get(handle, FIELD(atomics_mode), mode); }
+
+HGEMM_BLAS_API int cublasSetSmCountTarget(void *handle, int count) {
+  hgemm_blas_handle const *const own = hgemm_blas_find(handle);
+  int const all = own != NULL && own->device != NULL ? (int)own->device->handle->target.sms : INT32_MAX;
+  return set(handle, FIELD(sm_count), count, count >= 0 && count <= all, "cublasSetSmCountTarget");
+}
+HGEMM_BLAS_API int cublasGetSmCountTarget(void *handle, int *count) { return get(handle, FIELD(sm_count), count); }
+
+/* ---- Versions and names ------------------------------------------------------------------------------------------------ */
+
+HGEMM_BLAS_API int cublasGetProperty(int type, int *value) {
+  if (value == NULL || type < 0 || type > 2) return BLAS_INVALID_VALUE;
+  *value = type == 0 ? hgemm_blas_major() : 0;
+  return BLAS_SUCCESS;
+}
+
+HGEMM_BLAS_API int cublasGetVersion_v2(void *handle, int *version) {
+  (void)handle;
+  if (version == NULL) return BLAS_INVALID_VALUE;
+  *version = hgemm_blas_major() * 10000;
+  return BLAS_SUCCESS;
+}
+
+HGEMM_BLAS_API size_t cublasGetCudartVersion(void) { return (size_t)hgemm_blas_major() * 1000; }
+
+static struct {
+  int status;
+  char const *name, *text;
+} const STATUSES[] = {
+    {BLAS_SUCCESS, "CUBLAS_STATUS_SUCCESS", "success"},
+    {BLAS_NOT_INITIALIZED, "CUBLAS_STATUS_NOT_INITIALIZED", "the handle is not initialized, or there is no GPU"},
+    {BLAS_ALLOC_FAILED, "CUBLAS_STATUS_ALLOC_FAILED", "out of memory"},
+    {BLAS_INVALID_VALUE, "CUBLAS_STATUS_INVALID_VALUE", "an argument is invalid"},
+    {BLAS_ARCH_MISMATCH, "CUBLAS_STATUS_ARCH_MISMATCH", "the GPU lacks a required feature"},
+    {BLAS_MAPPING_ERROR, "CUBLAS_STATUS_MAPPING_ERROR", "an access to GPU memory failed"},
+    {BLAS_EXECUTION_FAILED, "CUBLAS_STATUS_EXECUTION_FAILED", "the launch failed on the GPU"},
+    {BLAS_INTERNAL_ERROR, "CUBLAS_STATUS_INTERNAL_ERROR", "an internal operation failed"},
+    {BLAS_NOT_SUPPORTED, "CUBLAS_STATUS_NOT_SUPPORTED", "the function is not supported with these arguments"},
+    {BLAS_LICENSE_ERROR, "CUBLAS_STATUS_LICENSE_ERROR", "a license is missing"},
+};
+
+static char const *status_text(int status, int name) {
+  for (size_t i = 0; i < sizeof STATUSES / sizeof *STATUSES; ++i) {
+    if (STATUSES[i].status == status) return name ? STATUSES[i].name : STATUSES[i].text;
+  }
+  return name ? "CUBLAS_STATUS_UNKNOWN" : "an unknown status";
+}
+
+HGEMM_BLAS_API char const *cublasGetStatusName(int status) { return status_text(status, 1); }
+HGEMM_BLAS_API char const *cublasGetStatusString(int status) { return status_text(status, 0); }
+
+/* ---- Checks of a product ----------------------------------------------------------------------------------------------- */
+
+static int legal_operation(int operation) { return operation >= BLAS_OP_N && operation <= BLAS_OP_C; }
+
+static int legal_compute(int compute) { return compute >= BLAS_COMPUTE_16F && compute <= BLAS_COMPUTE_LAST; }
+
+static int legal_type(int type) { return type >= 0 && type <= BLAS_TYPE_LAST; }
+
+static int legal_algorithm(int algorithm) {
+  return (algorithm >= -1 && algorithm <= 23) || (algorithm >= 99 && algorithm <= 115) || algorithm == 999;
+}
+
+static int legal_leading(int64_t leading, int64_t rows) { return leading >= (rows > 1 ? rows : 1); }
+
+/* Tells whether all arguments are legal, apart from their combination. */
+static int legal(hgemm_blas_product const *p) {
+  return legal_operation(p->transa) && legal_operation(p->transb) && p->m >= 0 && p->n >= 0 && p->k >= 0 && p->batch >= 0 &&
+         legal_leading(p->lda, p->transa == BLAS_OP_N ? p->m : p->k) &&
+         legal_leading(p->ldb, p->transb == BLAS_OP_N ? p->k : p->n) && legal_leading(p->ldc, p->m) && p->alpha != NULL &&
+         p->beta != NULL && legal_type(p->type_a) && legal_type(p->type_b) && legal_type(p->type_c) &&
+         legal_compute(p->compute) && legal_algorithm(p->algorithm);
+}
+
+typedef struct Types {
+  int dtype, dtype_d;
+  int half_scale;  /* 1 if alpha and beta are f16 */
+  int fast;        /* 1 if f32 may be rounded to tf32 */
+} Types;
+
+/* Writes our types. Returns 0 for a combination that this library does not compute. */
+static int types_of(hgemm_blas_product const *p, int math_mode, Types *types) {
+  int const base = math_mode & ~BLAS_MATH_NO_REDUCED;
+  int const half = p->compute == BLAS_COMPUTE_16F || p->compute == BLAS_COMPUTE_16F_PEDANTIC;
+  int const full = p->compute == BLAS_COMPUTE_32F || p->compute == BLAS_COMPUTE_32F_PEDANTIC;
+  int const fast = p->compute == BLAS_COMPUTE_32F_FAST_16F || p->compute == BLAS_COMPUTE_32F_FAST_16BF ||
+                   p->compute == BLAS_COMPUTE_32F_FAST_TF32;
+  *types = (Types){HGEMM_F32, HGEMM_F32, half, fast || (p->compute == BLAS_COMPUTE_32F && base == BLAS_MATH_TF32)};
+  if (p->type_a != p->type_b || !(half || full || fast)) return 0;
+  if (p->type_a == BLAS_R_32F) return p->type_c == BLAS_R_32F && !half;
+  if (fast || (p->type_a != BLAS_R_16F && p->type_a != BLAS_R_16BF)) return 0;
+  types->dtype = p->type_a == BLAS_R_16F ? HGEMM_F16 : HGEMM_BF16;
+  types->dtype_d = p->type_c == BLAS_R_32F ? HGEMM_F32 : types->dtype;
+  if (p->type_c != p->type_a && p->type_c != BLAS_R_32F) return 0;
+  return !half || (p->type_a == BLAS_R_16F && p->type_c == BLAS_R_16F);
+}
+
+/* ---- alpha and beta ---------------------------------------------------------------------------------------------------- */
+
+static float from_half(uint16_t bits) {
+  uint32_t const sign = (uint32_t)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  uint32_t wide = sign | (exponent + 112) << 23 | fraction << 13;
+  float value;
+  if (exponent == 0) { /* zero or subnormal: fraction * 2^-24 */
+    value = (float)fraction / 16777216.0f;
+    return sign ? -value : value;
+  }
+  if (exponent == 31) wide = sign | 0x7F800000 | fraction << 13;
+  memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+static float scalar(void const *pointer, int half) {
+  uint16_t bits;
+  float value;
+  if (!half) return memcpy(&value, pointer, sizeof value), value;
+  memcpy(&bits, pointer, sizeof bits);
+  return from_half(bits);
+}
+
+/* Waits for the stream and copies from device memory. Returns 0 while the stream is captured, or if the copy fails. */
+static int read_device(hgemm_blas_handle *handle, void *to, void const *from, size_t bytes) {
+  hgemm_driver const *const cuda = handle->device->handle->cuda;
+  int captured = 1, pushed, done;
+  if (more.read == NULL || hgemm_enter(handle->device->handle, &pushed) != HGEMM_OK) return 0;
+  done = cuda->is_capturing(handle->stream, &captured) == 0 && !captured && cuda->wait_for_stream(handle->stream) == 0 &&
+         more.read(to, (uintptr_t)from, bytes) == 0;
+  hgemm_leave(handle->device->handle, pushed);
+  return done;
+}
+
+/* Writes alpha and beta. Returns 0 if they are in device memory and cannot be read. */
+static int read_scalars(hgemm_blas_handle *handle, hgemm_blas_product const *p, int half, float *alpha, float *beta) {
+  size_t const bytes = half ? 2 : 4;
+  char at_alpha[4], at_beta[4];
+  if (handle->pointer_mode == BLAS_POINTER_HOST) {
+    *alpha = scalar(p->alpha, half), *beta = scalar(p->beta, half);
+    return 1;
+  }
+  if (!read_device(handle, at_alpha, p->alpha, bytes) || !read_device(handle, at_beta, p->beta, bytes)) return 0;
+  *alpha = scalar(at_alpha, half), *beta = scalar(at_beta, half);
+  return 1;
+}
+
+/* ---- Products ---------------------------------------------------------------------------------------------------------- */
+
+/* Returns our problem. Column-major C = op(A) op(B) is row-major C^T = op(B)^T op(A)^T, so A and B change places. */
+static hgemm_problem problem_of(hgemm_blas_product const *p, Types types, float alpha, float beta) {
+  static int32_t const layouts[2][2] = {{HGEMM_NT, HGEMM_NN}, {HGEMM_TT, HGEMM_TN}}; /* k is contiguous in B, in A */
+  hgemm_problem x;
+  hgemm_problem_init(&x);
+  x.layout = layouts[p->transb == BLAS_OP_N][p->transa != BLAS_OP_N];
+  x.dtype_a = x.dtype_b = types.dtype;
+  x.dtype_d = types.dtype_d;
+  x.acc = types.half_scale ? HGEMM_ACC_F16 : HGEMM_ACC_F32;
+  x.m = p->n, x.n = p->m, x.k = alpha != 0.0f ? p->k : 0, x.batch = p->batch; /* if alpha is 0, A and B are not read */
+  x.a = p->b, x.lda = p->ldb, x.batch_stride_a = p->stride_b;
+  x.b = p->a, x.ldb = p->lda, x.batch_stride_b = p->stride_a;
+  x.c = x.d = p->c, x.ldc = x.ldd = p->ldc, x.batch_stride_c = x.batch_stride_d = p->stride_c;
+  x.alpha = alpha, x.beta = beta;
+  return x;
+}
+
+/* Launches on tensor cores. Kernels may be loaded while the stream is captured. */
+static hgemm_status run(hgemm_blas_handle *handle, hgemm_problem *problem) {
+  hgemm_handle *const own = handle->device->handle;
+  int mode = HGEMM_CU_CAPTURE_RELAXED;
+  hgemm_status status;
+  if (handle->stream != NULL) own->cuda->exchange_capture_mode(&mode);
+  status = hgemm_run(own, problem, handle->stream);
+  if (status == HGEMM_ERROR_CAPTURE && handle->workspace != NULL) { /* our workspaces are used up: take the caller's */
+    problem->workspace = handle->workspace, problem->workspace_bytes = handle->workspace_bytes;
+    status = hgemm_run(own, problem, handle->stream);
+  }
+  if (status == HGEMM_ERROR_CAPTURE || status == HGEMM_ERROR_WORKSPACE || status == HGEMM_ERROR_MEMORY) {
+    problem->workspace = (void *)(uintptr_t)256, problem->workspace_bytes = 0; /* none */
+    status = hgemm_run(own, problem, handle->stream);
+  }
+  if (handle->stream != NULL) own->cuda->exchange_capture_mode(&mode);
+  return status;
+}
+
+static char const *kernel_of(hgemm_blas_handle *handle, hgemm_problem const *problem) {
+  hgemm_choice choice;
+  return hgemm_select(handle->device->handle, problem, &choice) == HGEMM_OK ? choice.symbol : NULL;
+}
+
+/* Computes one strided batch. Returns a status, or BLAS_FORWARD. */
+static int compute(hgemm_blas_handle *handle, hgemm_blas_product const *p, Types types, float alpha, float beta) {
+  hgemm_problem problem = problem_of(p, types, alpha, beta);
+  int status = BLAS_FORWARD;
+  if (types.dtype != HGEMM_F32 || types.fast) {
+    if (types.fast) problem.dtype_a = problem.dtype_b = HGEMM_TF32;
+    status = status_of(run(handle, &problem));
+    if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_HGEMM, kernel_of(handle, &problem));
+    if (types.fast) problem.dtype_a = problem.dtype_b = HGEMM_F32;
+    problem.workspace = NULL, problem.workspace_bytes = 0;
+  }
+  if (status == BLAS_FORWARD && hgemm_blas_real("cublasGemmEx") == NULL) {
+    status = hgemm_blas_simt(handle, &problem);
+    if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_SIMT, NULL);
+  }
+  return status;
+}
+
+/* Computes one product after the other. */
+static int compute_each(hgemm_blas_handle *handle, hgemm_blas_product const *p, Types types, float alpha, float beta,
+                        void *const *pointers) {
+  hgemm_blas_product one = *p;
+  int status = BLAS_SUCCESS;
+  one.batch = 1;
+  for (int64_t i = 0; i < p->batch && status == BLAS_SUCCESS; ++i) {
+    one.a = pointers[i], one.b = pointers[p->batch + i], one.c = pointers[2 * p->batch + i];
+    status = compute(handle, &one, types, alpha, beta);
+  }
+  return status;
+}
+
+/* Reads the arrays of pointers, and computes each product. The real cuBLAS need not wait for the arrays, so it comes first. */
+static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const *p, Types types, float alpha, float beta) {
+  size_t const count = (size_t)p->batch, bytes = count * sizeof(void *);
+  void **pointers;
+  int status = BLAS_FORWARD;
+  if (hgemm_blas_real("cublasGemmBatchedEx") != NULL) return BLAS_FORWARD;
+  if (p->a == NULL || p->b == NULL || p->c == NULL) return BLAS_INVALID_VALUE;
+  if ((pointers = malloc(3 * bytes)) == NULL) return BLAS_ALLOC_FAILED;
+  if (read_device(handle, pointers, p->a, bytes) && read_device(handle, pointers + count, p->b, bytes) &&
+      read_device(handle, pointers + 2 * count, p->c, bytes)) {
+    status = compute_each(handle, p, types, alpha, beta, pointers);
+  }
+  free(pointers);
+  return status;
+}
+
+int hgemm_blas_multiply(hgemm_blas_handle *handle, hgemm_blas_product const *p) {
+  Types types;
+  float alpha, beta;
+  if (!legal(p)) return BLAS_INVALID_VALUE;
+  if (p->m == 0 || p->n == 0 || p->batch == 0) return BLAS_SUCCESS;
+  if (handle->device == NULL || !types_of(p, handle->math_mode, &types)) return BLAS_FORWARD;
+  if (handle->pointer_mode == BLAS_POINTER_DEVICE && hgemm_blas_real("cublasGemmEx") != NULL) return BLAS_FORWARD; /* no wait */
+  if (!read_scalars(handle, p, types.half_scale, &alpha, &beta)) return BLAS_FORWARD;
+  if (beta != 0.0f && p->c == NULL) return BLAS_INVALID_VALUE;
+  if (p->form == BLAS_POINTERS) return compute_pointers(handle, p, types, alpha, beta);
+  return compute(handle, p, types, alpha, beta);
+}
+
+#define STRING_(x) #x
+#define STRING(x) STRING_(x)
+#define TEXT(name) STRING(NAME(name))
+
+#define INT int
+#define NAME(name) name
+#include "gemm.h"
+#undef INT
+#undef NAME
+
+#define INT int64_t
+#define NAME(name) name##_64
+#include "gemm.h"

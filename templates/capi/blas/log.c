@@ -1,0 +1,78 @@
+/* The log of HGEMM_BLAS_LOG=1: each problem once, with the kernel or library that served it, and a summary at the exit. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "blas.h"
+
+enum { MAX_PRINTED = 8192, SERVERS = 4 };
+
+static pthread_once_t asked = PTHREAD_ONCE_INIT;
+static int enabled;
+static pthread_mutex_t printing = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t printed[MAX_PRINTED]; /* hashes; 0 is an empty slot */
+static unsigned long long counts[SERVERS], forwarded;
+
+static void ask(void) {
+  char const *const value = getenv("HGEMM_BLAS_LOG");
+  enabled = value != NULL && *value != '\0' && strcmp(value, "0") != 0;
+}
+
+int hgemm_blas_logs(void) {
+  pthread_once(&asked, ask);
+  return enabled;
+}
+
+/* Returns 1 the first time. If the table is full, nothing is new. */
+static int is_new(uint64_t hash) {
+  uint64_t const wanted = hash | 1;
+  for (uint32_t i = 0; i < 64; ++i) {
+    uint64_t *const slot = &printed[(hash >> 20 ^ hash >> 40) % MAX_PRINTED + i < MAX_PRINTED
+                                        ? (hash >> 20 ^ hash >> 40) % MAX_PRINTED + i
+                                        : i];
+    if (*slot == wanted) return 0;
+    if (*slot == 0) return *slot = wanted, 1;
+  }
+  return 0;
+}
+
+static uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15) + (hash >> 29); }
+
+static char const *type_name(int type) {
+  return type == BLAS_R_32F ? "f32" : type == BLAS_R_16F ? "f16" : type == BLAS_R_16BF ? "bf16" : "other";
+}
+
+void hgemm_blas_log(hgemm_blas_product const *p, int server, char const *kernel) {
+  static char const *const servers[SERVERS] = {"hgemm", "hgemm without tensor cores", "cuBLAS", "nobody"};
+  static char const operations[] = "NTC";
+  uint64_t const numbers[] = {(uint64_t)p->m,   (uint64_t)p->n,   (uint64_t)p->k,   (uint64_t)p->batch, (uint64_t)p->lda,
+                              (uint64_t)p->ldb, (uint64_t)p->ldc, (uint64_t)p->transa << 8 | (uint64_t)p->transb,
+                              (uint64_t)p->type_a << 16 | (uint64_t)p->type_b << 8 | (uint64_t)p->type_c,
+                              (uint64_t)p->compute << 8 | (uint64_t)server, (uint64_t)(uintptr_t)p->function};
+  uint64_t hash = 1;
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; ++i) hash = mixed(hash, numbers[i]);
+  pthread_mutex_lock(&printing);
+  ++counts[server];
+  if (is_new(hash)) {
+    fprintf(stderr, "hgemm_blas: %s %c%c m %lld n %lld k %lld batch %lld ld %lld %lld %lld %s %s %s compute %d: %s%s%s\n",
+            p->function, operations[p->transa], operations[p->transb], (long long)p->m, (long long)p->n, (long long)p->k,
+            (long long)p->batch, (long long)p->lda, (long long)p->ldb, (long long)p->ldc, type_name(p->type_a),
+            type_name(p->type_b), type_name(p->type_c), p->compute, servers[server], kernel ? ", " : "", kernel ? kernel : "");
+  }
+  pthread_mutex_unlock(&printing);
+}
+
+void hgemm_blas_log_forwarded(char const *function, uint32_t index, int found) {
+  pthread_mutex_lock(&printing);
+  ++forwarded;
+  if (is_new(mixed(2, index + 1))) fprintf(stderr, "hgemm_blas: %s: %s\n", function, found ? "cuBLAS" : "nobody");
+  pthread_mutex_unlock(&printing);
+}
+
+__attribute__((destructor)) static void summarize(void) {
+  if (!hgemm_blas_logs()) return;
+  fprintf(stderr,
+          "hgemm_blas: %llu products served on tensor cores, %llu without, %llu by cuBLAS, %llu refused; %llu calls of other "
+          "functions\n",
+          counts[BLAS_BY_HGEMM], counts[BLAS_BY_SIMT], counts[BLAS_BY_CUBLAS], counts[BLAS_BY_NONE], forwarded);
+}

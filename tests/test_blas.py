@@ -1,0 +1,154 @@
+"""The functions of cuBLAS in an exported library, called on a driver without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, made_once
+from exports import TESTS, compiled, fake_driver, need_compiler, paper_library
+
+from generator.build.emit import emit
+from generator.build.toolchain import templates_folder
+from generator.errors import RequestError
+from generator.export.blas import forwarded_names
+from generator.export.c_library import ExportOptions, export
+from generator.store.library import Library
+from generator.sweep import sweep
+from hgemm.library import open_library
+
+KERNELS = {"arch": "sm_80", "tile": "64x64x32", "dtype": "f16,bf16,tf32", "layout": "tn,nn,nt,tt", "align": "1"}
+
+
+@pytest.fixture(scope="module")
+def blas(shared: Path) -> Path:
+    """An export with libhgemm_blas.so, of planned kernels, and beside it the driver and the cuBLAS without a GPU."""
+    need_compiler()
+
+    def make(folder: Path) -> None:
+        kernels = [emit(plan, templates_folder()) for plan in sweep([KERNELS]).plans]
+        library = open_library(paper_library(folder / "library", kernels).folder)
+        export(library, folder / "c", ExportOptions(library.symbols, compressed=False, blas=True))
+        fake_driver(folder / "driver")
+        compiled("-std=gnu11", "-shared", "-fPIC", TESTS / "fake_cublas.c", "-o", folder / "libreal.so")
+
+    return made_once(shared / "blas_export", make)
+
+
+def run(blas: Path, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    places = {"LD_LIBRARY_PATH": str(blas / "driver"), "FAKE_CAPABILITY": "80", "HGEMM_BLAS_FALLBACK": "none"}
+    return subprocess.run(
+        [*map(str, arguments)], capture_output=True, text=True, timeout=120, env={**os.environ, **places, **env}
+    )
+
+
+def tried(
+    blas: Path, trial: str, library: str = "lib/libhgemm_blas.so", **env: str
+) -> subprocess.CompletedProcess[str]:
+    script = (sys.executable, TESTS / "blas_trials.py", blas / "c" / library, trial, blas / "libreal.so")
+    done = run(blas, *script, PYTHONPATH=str(ROOT), **env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+@pytest.mark.parametrize("trial", ["products", "forms", "edges", "statuses", "settings"])
+def test_calls_compute_and_have_the_status_that_cublas_documents(blas: Path, trial: str) -> None:
+    results = json.loads(tried(blas, trial).stdout)
+    assert results and not [result for result in results if result[1] != result[2]]
+
+
+def test_the_real_cublas_serves_the_rest(blas: Path) -> None:
+    results = json.loads(tried(blas, "forwarded", HGEMM_BLAS_FALLBACK=str(blas / "libreal.so")).stdout)
+    assert results and not [result for result in results if result[1] != result[2]]
+
+
+def test_the_log_tells_each_problem_once_and_sums_up(blas: Path) -> None:
+    lines = tried(blas, "forms", HGEMM_BLAS_LOG="1").stderr.splitlines()
+    *problems, summary = [line.removeprefix("hgemm_blas: ") for line in lines]
+    assert len(set(problems)) == len(problems) > 10
+    assert any(
+        line.startswith("cublasHgemm TN m 5 n 7 k 9 batch 1") and ": hgemm, hgemm_sm80_" in line for line in problems
+    )
+    assert any(
+        line.startswith("cublasSgemm_v2 TN") and line.endswith("hgemm without tensor cores") for line in problems
+    )
+    found = re.fullmatch(r"(\d+) products .* cores, (\d+) without, 0 by cuBLAS, 0 refused; 0 calls of .*", summary)
+    assert found and int(found[1]) > 10 and int(found[2]) > 10, summary
+
+
+def test_a_fallback_that_is_no_cublas_is_told(blas: Path) -> None:
+    done = tried(blas, "forms", HGEMM_BLAS_FALLBACK="/absent/libcublas.so")
+    assert "HGEMM_BLAS_FALLBACK is /absent/libcublas.so, which is not cuBLAS" in done.stderr
+    own = tried(blas, "forms", HGEMM_BLAS_FALLBACK=str(blas / "c" / "lib" / "libhgemm_blas.so"))
+    assert "it has no cublasCreate_v2 of its own" in own.stderr
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_programs_find_it_under_the_names_of_cublas(blas: Path, tmp_path: Path, major: int) -> None:
+    """A program that was linked with a cuBLAS whose symbols have versions starts with ours, and gets its version."""
+    if not shutil.which("readelf"):
+        pytest.skip("no readelf here")
+    name = f"libcublas.so.{major}"
+    (tmp_path / "map").write_text(f"{name} {{ global: cublas*; }};\n")
+    (tmp_path / "real.c").write_text("int cublasGetProperty(int type, int *value) { *value = 0; return type; }\n")
+    (tmp_path / "main.c").write_text(
+        "int cublasGetProperty(int type, int *value);\n"
+        "int main(void) { int major = -1; return cublasGetProperty(0, &major) ? 99 : major; }\n"
+    )
+    versioned = (f"-Wl,--version-script={tmp_path / 'map'}", f"-Wl,-soname,{name}")
+    compiled("-shared", "-fPIC", tmp_path / "real.c", *versioned, "-o", tmp_path / name)
+    compiled(tmp_path / "main.c", tmp_path / name, "-o", tmp_path / "main")
+    assert f"Name: {name}" in run(blas, "readelf", "-V", tmp_path / "main").stdout
+    done = run(blas, tmp_path / "main", LD_LIBRARY_PATH=f"{blas / 'c' / 'lib' / 'blas'}:{blas / 'driver'}")
+    assert (done.returncode, done.stderr) == (major, "")
+    assert len(json.loads(tried(blas, "forms", f"lib/blas/{name}").stdout)) > 10
+
+
+def test_every_function_of_the_list_is_there_once(blas: Path) -> None:
+    import ctypes
+
+    names = forwarded_names((templates_folder() / "capi" / "blas" / "forwarded.txt").read_text())
+    assert len(set(names)) == len(names) > 800
+    library = ctypes.CDLL(str(blas / "c" / "lib" / "libhgemm_blas.so"))
+    assert not [name for name in names if not hasattr(library, name)]
+
+
+def test_a_library_of_cublas_functions_needs_a_compiler(small_library: Library, tmp_path: Path) -> None:
+    library = open_library(small_library.folder)
+    with pytest.raises(RequestError, match="--blas needs a C compiler"):
+        export(library, tmp_path / "c", ExportOptions(library.symbols, compressed=False, compiler="absent", blas=True))
+
+
+@pytest.mark.slow
+def test_a_prefix_renames_it(small_library: Library, tmp_path: Path) -> None:
+    need_compiler()
+    library = open_library(small_library.folder)
+    export(library, tmp_path / "c", ExportOptions(library.symbols, "mine", compressed=False, blas=True))
+    assert (tmp_path / "c" / "lib" / "libmine_blas.so").is_file()
+    text = (tmp_path / "c" / "src" / "blas" / "log.c").read_text()
+    assert "MINE_BLAS_LOG" in text and "HGEMM" not in text
+
+
+@pytest.mark.slow
+def test_random_calls_neither_crash_nor_miss_their_status(blas: Path, tmp_path: Path) -> None:
+    """FUZZ_CALLS (default 20000) calls with random arguments, under the address and undefined-behaviour sanitizers."""
+    source = blas / "c" / "src"
+    flags = ("-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    defines = (f'-DHGEMM_IMAGES="{source / "images.bin"}"', f'-DHGEMM_SIMT_IMAGE="{source / "blas" / "simt.bin"}"')
+    includes = (f"-I{blas / 'c' / 'include'}", f"-I{source}")
+    sources = (TESTS / "fuzz_blas.c", *sorted(source.glob("*.c")), *sorted((source / "blas").glob("*.c")))
+    program = tmp_path / "fuzz"
+    command = [need_compiler(), *flags, *defines, *includes, *sources, "-o", program, "-ldl", "-lpthread", "-lm"]
+    built = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    if "asan" in built.stderr or "ubsan" in built.stderr:
+        pytest.skip("this C compiler has no sanitizers")
+    assert built.returncode == 0, built.stderr
+    calls = os.environ.get("FUZZ_CALLS", "20000")
+    done = run(blas, program, calls, FAKE_LAZY="1", ASAN_OPTIONS="detect_leaks=0")
+    assert done.returncode == 0 and f"{calls} calls" in done.stdout, done.stdout + done.stderr[-3000:]
