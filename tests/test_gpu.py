@@ -296,8 +296,8 @@ def test_a_captured_launch_is_programmatic_only_after_a_kernel_of_ours(settings:
         kernel(first, w.t(), second, stream=stream)
         graph = checked(bindings.cuStreamEndCapture(handle), "end a graph")
         before, _, edges, _ = checked(bindings.cuGraphGetEdges(graph, 2), "read the edges")
-        functions = [checked(bindings.cuGraphKernelNodeGetParams(node), "read a node").func for node in before]
-        kinds = {function == own: edge.type for function, edge in zip(functions, edges, strict=True)}
+        nodes = [checked(bindings.cuGraphKernelNodeGetParams(node), "read a node") for node in before]
+        kinds = {node.func == own: edge.type for node, edge in zip(nodes, edges, strict=True)}
         assert kinds == {False: 0, True: int(bindings.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)}
         executable = checked(bindings.cuGraphInstantiate(graph, 0), "make a graph")
         for _ in range(5):
