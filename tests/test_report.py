@@ -14,7 +14,7 @@ from typing import Any
 
 import measured
 import pytest
-from chromium import opened
+from chromium import need_chromium, opened
 from conftest import ROOT, call
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +29,7 @@ from generator.ladders.results import read as read_ladders
 from generator.report.charts import Figure
 from generator.report.page import COLUMNS, PACK, Entry, Report, _embedded, variants
 from generator.report.points import Point, kinds_of, of_sessions, read_bench
+from generator.report.predictions import SIDES, fastest_table, predicted, proof_table, short_name
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.bench.work import Work
@@ -226,12 +227,54 @@ def test_ladders_have_a_curve_and_a_table(tmp_path: Path, entries: list[Entry]) 
         read_ladders(path)
 
 
-def test_without_measurements_every_section_says_so(entries: list[Entry]) -> None:
+def sections_of(html: str) -> list[str]:
+    return re.findall(r'<section id="(\w+)"', html)
+
+
+def test_without_measurements_a_report_has_predictions_bounds_and_proofs(entries: list[Entry]) -> None:
     pytest.importorskip("matplotlib")
-    html = Report("one", entries).html()
-    assert html.count("No measurements. ") == 2 and "No ladders. " in html
+    report = Report("one", entries)
+    html = report.html()
+    assert sections_of(html) == ["library", "predictions", "roofline", "resources", "proofs"]
+    assert html.count("Nothing is measured yet") == 1
+    figures = {figure.name: figure for figure in report.figures}
+    assert {"predicted_h200", "predicted_a100", "bounds", "roofline_h200"} <= {*figures}
+    assert "roofline_l40s" not in figures and "The tables of these cards have no rate of L2." in html
     empty = Report("none", []).html()
-    assert empty.count("No variant to draw.") == 2 and data_of(empty)["rows"] == []
+    assert sections_of(empty) == ["library"] and data_of(empty)["rows"] == []
+    with_points = Report("one", entries[:4], read_bench(SQUARES)[::6]).html()
+    assert {"rates", "ratios"} <= {*sections_of(with_points)} and "Nothing is measured yet" not in with_points
+
+
+def test_predictions_are_those_of_the_model(entries: list[Entry]) -> None:
+    from hgemm.model.cards import usual_card
+    from hgemm.model.kernel import Size
+    from hgemm.model.predict import report
+
+    records = {one.record.symbol: one.record for one in entries}
+    found = predicted(records.values())
+    assert len(found) > len(entries) / 2
+    names = [name for name, _, _ in COLUMNS]
+    rows = {row[0]: dict(zip(names, row)) for row in variants(entries, [])["rows"]}
+    for symbol, one in [*found.items()][::9]:
+        data = records[symbol].data
+        card = usual_card(int(re.sub(r"\D", "", records[symbol].arch)))
+        answer = report(data["spec"], data["resources"], card, Size(4096, 4096, 4096))
+        assert one.usual == pytest.approx(2e-6 * 4096**3 / answer["problem"]["predicted_us"])
+        assert (rows[symbol]["predicted"], rows[symbol]["bound"]) == (round(one.usual, 1), answer["bound"])
+    table = fastest_table([*found.values()])["rows"]
+    assert len(table) == len(SIDES) * len({one.card.key for one in found.values()})
+    assert all(
+        row[5] == max(round(one.rates[SIDES.index(row[1])], 1) for one in found.values() if one.card.name == row[0])
+        for row in table
+    )
+
+
+def test_proofs_are_counted_by_architecture(entries: list[Entry]) -> None:
+    first, second = (Record({**one.record.data, "arch": "sm_80"}) for one in entries[:2])
+    proof = {**first.data["proof"], "shapes": ["64x64x64", "1x1x1"], "races": 0, "max_bound_ratio": 0.5}
+    (row,) = proof_table([Record({**first.data, "proof": proof}), second])["rows"]
+    assert row[:6] == ["sm_80", 2, 1, 2, 0, 0.5]
 
 
 def test_pictures_are_the_same_each_time_and_their_parts_have_names_of_their_own(entries: list[Entry]) -> None:
@@ -334,12 +377,13 @@ def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry]) 
     ordered = sorted(
         entries, key=lambda one: [int(part) if part.isdigit() else part for part in _PARTS.findall(one.record.symbol)]
     )
-    assert everything.texts("th", "rows") == [one.record.symbol for one in ordered] and everything.console == []
+    assert everything.texts("th", "rows") == [short_name(one.record.symbol) for one in ordered]
+    assert everything.console == [] and "The same for all variants: " in everything.texts("p", "same")[0]
     one_of_them = ordered[0].record
     layout = one_of_them.data["spec"]["layout"]
     some = opened(page, f"q=stages<=3 {layout}_&arch={one_of_them.arch}")
     wanted = [
-        one.record.symbol
+        short_name(one.record.symbol)
         for one in ordered
         if one.record.arch == one_of_them.arch
         and one.record.data["spec"]["stages"] <= 3
@@ -365,6 +409,15 @@ def test_a_variants_page_has_source_machine_code_pictures_and_proof(page: Path, 
     assert len(re.findall(r'<img alt="[^"]+" src="data:image/svg', shown.html)) == 3
     missing = opened(page, "variant=hgemm_none")
     assert "not in the report" in missing.html and missing.console == []
+
+
+def test_the_page_fits_its_window(page: Path, tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    from check_site import check_site
+
+    (tmp_path / "report.html").write_bytes(page.read_bytes())
+    _, faults = check_site(tmp_path, need_chromium())
+    assert [fault for fault in faults if "broken anchor" not in fault] == []
 
 
 def test_a_request_to_a_network_would_be_refused_and_seen(page: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ _STYLE = {
 }
 _FONT = re.compile(r"'DejaVu Sans'(, sans-serif)?")
 _ID = re.compile(r'(\bid="|\bxlink:href="#(?!variant=)|url\(#)')
-_REM_PER_INCH, _MIN_REM = 6.4, 28
+_REM_PER_INCH, _MIN_REM_PER_INCH, _MIN_REM = 6.4, 4.4, 28
 """A chart shrinks with the window down to the minimum width, and scrolls below it."""
 _SIZE = re.compile(r'\s(?:width|height)="[^"]*"')
 
@@ -92,7 +92,7 @@ class Figure:
             text = text.replace(colour, f"var(--{variable})")
         text = _ID.sub(lambda match: f"{match[1]}{self.name}-", text)
         head, end, rest = text.partition(">")
-        fits = f"min-width:min({self.width},{_MIN_REM}rem)"
+        fits = f"min-width:{min(_MIN_REM_PER_INCH * self.inches[0], _MIN_REM):.3g}rem"
         head = _SIZE.sub("", head).replace(
             "<svg", f'<svg role="img" aria-labelledby="{self.name}-words" style="{fits}"'
         )
@@ -256,7 +256,7 @@ def _draw_ratios(
 
 _MARKS = ((1, 4, 4.0), (4, 16, 6.5), (16, math.inf, 10.0))
 """For a number of variants at one place, from the first to below the second: the width of the mark in points."""
-_MARKS_LEGEND = "larger: 4 or more,\n16 or more variants"
+_MARKS_LEGEND = "larger: 4 or more, 16 or more variants"
 
 
 def resources(records: Sequence[Record]) -> list[Figure]:
@@ -275,9 +275,9 @@ def resources(records: Sequence[Record]) -> list[Figure]:
     seconds = [record.data["seconds"]["compile"] for record in records]
     took = f"Variants by compile time in seconds: {sum(seconds):.0f} in total, maximum {max(seconds):.2f}."
     return [
-        Figure("resources", "Registers and shared memory", words, (5.6, 3.6), partial(_draw_resources, records, archs)),
-        Figure("occupancy", "Occupancy", filled, (5.6, 3.0), partial(_draw_occupancy, records, archs)),
-        Figure("compile_seconds", "Compile time", took, (5.6, 2.8), partial(_draw_seconds, seconds)),
+        Figure("resources", "Registers and shared memory", words, (4.6, 3.5), partial(_draw_resources, records, archs)),
+        Figure("occupancy", "Occupancy", filled, (4.6, 3.1), partial(_draw_occupancy, records, archs)),
+        Figure("compile_seconds", "Compile time", took, (4.6, 3.1), partial(_draw_seconds, seconds)),
     ]
 
 
@@ -307,7 +307,7 @@ def _draw_resources(records: Sequence[Record], archs: Sequence[str], canvas: Any
     axes.set_ylim(bottom=0)
     axes.set_xticks(range(0, 257, 32))
     axes.grid(True)
-    axes.legend(title=_MARKS_LEGEND, loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=8)
+    canvas.legend(title=_MARKS_LEGEND, loc="outside lower center", ncols=4, title_fontsize=8)
 
 
 def _draw_occupancy(records: Sequence[Record], archs: Sequence[str], canvas: Any) -> None:
@@ -323,7 +323,8 @@ def _draw_occupancy(records: Sequence[Record], archs: Sequence[str], canvas: Any
     axes.set_xlabel("occupancy: used warps of an SM")
     axes.set_ylabel("variants")
     axes.grid(axis="y")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    axes.tick_params(axis="x", rotation=45 if len(levels) > 6 else 0)
+    canvas.legend(loc="outside lower center", ncols=4)
 
 
 def _draw_seconds(seconds: Sequence[float], canvas: Any) -> None:
@@ -349,8 +350,11 @@ class Spot:
     symbols: tuple[str, ...]
 
 
-def rooflines(records: Iterable[Record], points: Sequence[Point]) -> tuple[list[Figure], int]:
-    """Return a roofline for each card, and the number of variants that no card's table supports."""
+def rooflines(records: Iterable[Record], points: Sequence[Point]) -> tuple[list[Figure], int, list[str]]:
+    """Return a roofline for each card, the number of variants that no card's table supports, and cards without a slope.
+
+    A card has no slope if its table has no rate of L2, and nothing was measured on it.
+    """
     by_card: dict[str, list[Record]] = {}
     left_out = 0
     for record in records:
@@ -365,9 +369,10 @@ def rooflines(records: Iterable[Record], points: Sequence[Point]) -> tuple[list[
         if card is not None:
             measured.setdefault(card.key, []).append(point)
             by_card.setdefault(card.key, [])
-    return [
-        _figure(card_named(key), of_card, measured.get(key, [])) for key, of_card in sorted(by_card.items())
-    ], left_out
+    cards = {key: card_named(key) for key in sorted(by_card)}
+    flat = [key for key, card in cards.items() if key not in measured and not card.get("l2_bytes_per_clock_per_sm")]
+    figures = [_figure(cards[key], by_card[key], measured.get(key, [])) for key in cards if key not in flat]
+    return figures, left_out, [cards[key].name for key in flat]
 
 
 def _card_of(device: str) -> Card | None:
@@ -407,15 +412,19 @@ def _figure(card: Card, records: Sequence[Record], points: Sequence[Point]) -> F
     contents += [f"{counted(len(points), 'measured problem')} by their bytes in DRAM"] * bool(points)
     sources = card.describe_sources(["sm_mhz", "dram_gbytes_per_s"])
     words = f"Rooflines of {card.name}: {'; '.join(contents)}. The roofs are {sources}."
-    inches = (3.9 * panels + 0.4 if panels > 1 else 5.2, 3.9)
+    inches = (3.9 * panels + 0.4 if panels > 1 else 4.6, 3.6)
     return Figure(f"roofline_{card.key}", card.name, words, inches, partial(_draw, card, spots, points))
 
 
+_PLACES = 12
+"""Marks closer than an octave over this become one."""
+
+
 def _together(spots: Iterable[Spot]) -> list[Spot]:
-    """Merge the spots at the same place."""
+    """Merge the spots whose marks would lie on top of each other."""
     found: dict[tuple[Any, ...], Spot] = {}
     for spot in spots:
-        place = (round(spot.x, 1), round(spot.limit, 1), spot.measured and round(spot.measured, 1))
+        place = tuple(number and round(_PLACES * math.log2(number)) for number in (spot.x, spot.limit, spot.measured))
         symbols = (*(found[place].symbols if place in found else ()), *spot.symbols)
         found[place] = Spot(spot.x, spot.limit, spot.measured, spot.tensor, symbols)
     return [*found.values()]
@@ -444,7 +453,8 @@ def _tiles(card: Card, spots: Sequence[Spot], axes: Any) -> None:
 
 def _marks(axes: Any, known: Sequence[tuple[float, float, Spot]], label: str, colour: str, filled: bool) -> None:
     faces = {"facecolors": colour, "edgecolors": "none"} if filled else {"facecolors": "none", "edgecolors": colour}
-    marks = axes.scatter(*zip(*[(x, y) for x, y, _ in known]), s=18, label=label, linewidths=1, zorder=3, **faces)
+    sizes = [20 * (1 + math.log2(len(spot.symbols))) for _, _, spot in known]
+    marks = axes.scatter(*zip(*[(x, y) for x, y, _ in known]), s=sizes, label=label, linewidths=1, zorder=3, **faces)
     marks.set_urls([f"#variant={spot.symbols[0]}" for _, _, spot in known])
 
 
@@ -474,6 +484,8 @@ def _intensity(point: Point) -> float:
 
 def _roofs(axes: Any, xs: Sequence[float], slopes: Mapping[str, float], peak: float | None) -> None:
     """Draw the slopes of bandwidths up to the flat roof `peak`, if any, on logarithmic axes. Units: TB/s, TFLOP/s."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     low, high = min(xs) / 1.6, max(xs) * 1.6
@@ -484,7 +496,7 @@ def _roofs(axes: Any, xs: Sequence[float], slopes: Mapping[str, float], peak: fl
         middle = (low * end) ** 0.5
         label = f"{name}, {slope:.1f} TB/s"
         axes.annotate(
-            label, (middle, middle * slope), xytext=(-4, 4), textcoords="offset points", ha="right", fontsize=8
+            label, (middle, middle * slope), xytext=(6, -10), textcoords="offset points", ha="left", fontsize=8
         )
     if peak:
         begin = min([peak / slope for slope in slopes.values()], default=low)
@@ -495,7 +507,9 @@ def _roofs(axes: Any, xs: Sequence[float], slopes: Mapping[str, float], peak: fl
         )
     axes.set_xlim(low, high)
     for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(base=2, subs=(1, 1.5)))
         axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_locator(NullLocator())
 
 
 # ==== Ladders ====

@@ -33,6 +33,15 @@ from generator.report.charts import (
 )
 from generator.report.draw import Pictures
 from generator.report.points import Point, kinds_of, of_sessions, read_bench
+from generator.report.predictions import (
+    USUAL_SIDE,
+    Predicted,
+    fastest_table,
+    predicted,
+    prediction_figures,
+    proof_table,
+    short_name,
+)
 from generator.spec import Spec
 from generator.store.files import disk_errors
 from generator.store.library import Library
@@ -62,6 +71,8 @@ COLUMNS = (
     ("spill_bytes", "spills B", "bytes of spilled registers"),
     ("proof_bank_conflicts", "conflicts", "bank conflicts when a k-tile is read"),
     ("proved", "proved", "shapes proved on the CPU; 0: no proof"),
+    ("bound", "bound", "what limits a k-tile on the usual card of the architecture, by the cost model"),
+    ("predicted", "predicted TFLOP/s", f"rate at m = n = k = {USUAL_SIDE} on this card, by the cost model"),
     ("tflops", "TFLOP/s", "highest measured rate"),
     ("wins", "wins", "measured problems on which this variant was our fastest"),
 )
@@ -82,7 +93,9 @@ class Entry:
     source: str
 
 
-def variants(entries: Sequence[Entry], points: Sequence[Point]) -> dict[str, Any]:
+def variants(
+    entries: Sequence[Entry], points: Sequence[Point], predictions: Mapping[str, Predicted] | None = None
+) -> dict[str, Any]:
     """Return the data of the table and of the variants' pages, as JSON.
 
     Fields: `columns` and `rows` form the table. `packs` and `pictures` are compressed JSON (zlib, base64). Variant i is entry
@@ -91,13 +104,17 @@ def variants(entries: Sequence[Entry], points: Sequence[Point]) -> dict[str, Any
     known = {entry.record.symbol: entry.record.key for entry in entries}
     measured = _measured(points, known)
     pictures = _PictureList()
+    rates = predicted(entry.record for entry in entries) if predictions is None else predictions
     shown = [_page_data(entry, measured.get(entry.record.symbol, []), pictures) for entry in entries]
     packs = (shown[at : at + PACK] for at in range(0, len(shown), PACK))
     return {
         "columns": [
             {"name": name, "head": head, "says": says, "choose": name in CHOSEN} for name, head, says in COLUMNS
         ],
-        "rows": [_row(entry.record, measured.get(entry.record.symbol, [])) for entry in entries],
+        "rows": [
+            _row(entry.record, measured.get(entry.record.symbol, []), rates.get(entry.record.symbol))
+            for entry in entries
+        ],
         "pack": PACK,
         "packs": [_packed(pack) for pack in packs],
         "pictures": [_packed(picture) for picture in pictures.places],
@@ -142,10 +159,12 @@ def _measured(points: Iterable[Point], known: dict[str, str]) -> dict[str, list[
     return found
 
 
-def _row(record: Record, times: Sequence[_Time]) -> list[Any]:
+def _row(record: Record, times: Sequence[_Time], rate: Predicted | None) -> list[Any]:
     flat = {
         **record.flat(),
         "proved": len(record.data["proof"].get("shapes", ())),
+        "bound": rate.bound if rate else None,
+        "predicted": round(rate.usual, 1) if rate else None,
         "tflops": round(max(time.tflops for time in times), 1) if times else None,
         "wins": sum(time.won for time in times) if times else None,
     }
@@ -212,9 +231,11 @@ def read_entries(library: Any, symbols: Iterable[str]) -> Iterator[Entry | Hgemm
 
 _FOLDER = Path(__file__).with_name("page_assets")
 _MAX_KINDS = 8
+_NARROW_INCHES = 6.0
+"""Charts up to this width stand side by side."""
 _NO_MEASUREMENTS = (
-    "No measurements. To measure on a GPU and store the results in the library, run `hgemm bench --record`. To read a file of "
-    "`hgemm bench --keep`, use --bench."
+    "Nothing is measured yet, so all rates are predictions. To measure on a GPU and store the results in the library, run "
+    "`hgemm bench --record`. To read a file of `hgemm bench --keep`, use --bench."
 )
 
 
@@ -245,8 +266,14 @@ class Report:
 
     @cached_property
     def sections(self) -> list[Section]:
-        """The sections after the table. Empty sections say that they are empty."""
-        return [*self._measured(), self._roofline(), self._resources(), self._ladders()]
+        """The sections after the table. Those without content are left out."""
+        sections = [*self._measured(), self._predictions(), self._roofline(), self._resources(), self._proofs()]
+        return [*filter(_has_content, sections), *filter(_has_content, [self._ladders()])]
+
+    @cached_property
+    def predictions(self) -> dict[str, Predicted]:
+        """The predictions of the variants that have any, by symbol."""
+        return predicted(entry.record for entry in self.entries)
 
     @property
     def figures(self) -> list[Figure]:
@@ -262,18 +289,21 @@ class Report:
             loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
         environment.filters.update(
-            shown=lambda value: "" if value is None else cell(value), coded=_coded, breakable=_breakable
+            shown=lambda value: "" if value is None else cell(value),
+            coded=_coded,
+            breakable=_breakable,
+            short=short_name,
         )
         return environment.get_template("page.html.j2").render(
             title=self.title,
             version=__version__,
             summary=self._summary(),
-            notes=self.notes,
+            notes=[*self.notes, *([] if self.points else [_NO_MEASUREMENTS])],
             sections=[_section_data(section, known) for section in self.sections],
             style=Markup(style),
             script=Markup(script),
             script_hash=f"sha256-{digest}",
-            data=Markup(_embedded(variants(self.entries, self.points))),
+            data=Markup(_embedded(variants(self.entries, self.points, self.predictions))),
         )
 
     def _summary(self) -> str:
@@ -290,7 +320,7 @@ class Report:
     def _measured(self) -> list[Section]:
         kinds = kinds_of(self.points)
         shown = [*kinds.items()][:_MAX_KINDS]
-        notes = [] if kinds else [_NO_MEASUREMENTS]
+        notes = []
         if len(kinds) > len(shown):
             left = sum(map(len, kinds.values())) - sum(len(points) for _, points in shown)
             notes = [
@@ -299,16 +329,27 @@ class Report:
         rising = [rates(f"rates_{at}", kind, points) for at, (kind, points) in enumerate(shown)]
         found = [ratios(f"ratios_{at}", kind, points) for at, (kind, points) in enumerate(shown)]
         maps = [figure for figure in found if figure is not None]
-        no_ratios = (
-            ["No problem was measured beside cuBLASLt, so there are no ratios."] if kinds and not maps else notes
-        )
         return [
             Section("rates", "TFLOP/s against size", notes, rising, side=True),
-            Section("ratios", "Speedup over cuBLASLt's fastest", no_ratios, maps, side=True),
+            Section("ratios", "Speedup over cuBLASLt's fastest", notes, maps, side=True),
         ]
 
+    def _predictions(self) -> Section:
+        found = [*self.predictions.values()]
+        notes = [
+            "Rates by the cost model of `hgemm explain`, on the usual card of each architecture. The bound is what "
+            "takes longest for a k-tile. The table says how exact the model is."
+        ]
+        tables = [fastest_table(found)] if found else []
+        return Section("predictions", "Predictions and bounds", notes, prediction_figures(found), tables, side=True)
+
+    def _proofs(self) -> Section:
+        records = [entry.record for entry in self.entries]
+        notes = ["A proof runs the PTX of a variant on the CPU: `hgemm verify --emulate`. Its page lists the shapes."]
+        return Section("proofs", "Proofs", notes, tables=[proof_table(records)] if records else [])
+
     def _roofline(self) -> Section:
-        figures, left_out = rooflines([entry.record for entry in self.entries], self.points)
+        figures, left_out, flat = rooflines([entry.record for entry in self.entries], self.points)
         notes = [
             "Each mark is one or more variants, and links to the page of the first. Hollow marks are limits by the cost model of "
             "`hgemm explain`, on the usual card of the architecture. Full marks are measurements. Roofs assume the card's boost "
@@ -316,21 +357,25 @@ class Report:
         ]
         if left_out:
             notes.append(f"Not drawn: {counted(left_out, 'variant')}. No card's table has their instructions.")
-        return Section("roofline", "Roofline", notes if figures else ["No variant to draw."], figures, side=True)
+        if flat:
+            notes.append(f"Not drawn: {', '.join(flat)}. The tables of these cards have no rate of L2.")
+        return Section("roofline", "Roofline", notes, figures, side=True)
 
     def _resources(self) -> Section:
         figures = resources([entry.record for entry in self.entries])
-        notes = [] if figures else ["No variant to draw."]
-        return Section("resources", "Resources and occupancy", notes, figures, side=True)
+        return Section("resources", "Resources and occupancy", (), figures, side=True)
 
     def _ladders(self) -> Section:
         found = [(document, ladder) for document in self.ladders for ladder in document["ladders"]]
-        notes = [] if found else ["No ladders. To read a file of `hgemm ladder --keep`, use --ladder."]
         figures = [ladder_figure(f"ladder_{at}", *one) for at, one in enumerate(found) if has_curve(*one)]
         tables = [
             {"title": ladder_title(ladder), **dict(zip(("heads", "rows"), ladder_table(ladder)))} for _, ladder in found
         ]
-        return Section("ladders", "Ladders", notes, figures, tables)
+        return Section("ladders", "Ladders", (), figures, tables)
+
+
+def _has_content(section: Section) -> bool:
+    return bool(section.figures or section.tables)
 
 
 def _section_data(section: Section, known: set[str]) -> dict[str, Any]:
@@ -338,10 +383,17 @@ def _section_data(section: Section, known: set[str]) -> dict[str, Any]:
     return {
         **vars(section),
         "figures": [
-            {"name": one.name, "title": one.title, "words": one.words, "width": one.width, "svg": Markup(one.inline())}
+            {
+                "name": one.name,
+                "title": one.title,
+                "words": one.words,
+                "width": one.width,
+                "wide": one.inches[0] > _NARROW_INCHES,
+                "svg": Markup(one.inline()),
+            }
             for one in section.figures
         ],
-        "tables": [{**table, "links": known} for table in section.tables],
+        "tables": [{"short": False, **table, "links": known} for table in section.tables],
     }
 
 

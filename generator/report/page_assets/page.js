@@ -21,7 +21,8 @@ function words(value) {
 }
 
 const breakable = (symbol) => symbol.split(/(?<=_)/).flatMap((part) => [part, make("wbr")]);
-const link = (symbol) => make("a", { href: "#variant=" + symbol }, ...breakable(symbol));
+const short = (symbol) => /_([0-9a-f]{8})$/.exec(symbol)?.[1] || symbol;
+const link = (symbol) => make("a", { href: "#variant=" + symbol, title: symbol }, short(symbol));
 
 // ---- The address: #variant=SYMBOL, or the filters as #q=...&arch=... ----
 
@@ -62,9 +63,19 @@ function chosen() {
   return rows.sort((a, b) => (a[at] === null) - (b[at] === null) || sign * order(a[at], b[at]) || order(a[0], b[0]));
 }
 
+// Columns without values, and those with one value for all variants, are not shown. A line names the latter.
+const isSame = (at) => at > 0 && data.rows.length > 1 && data.rows.every((row) => row[at] === data.rows[0][at]);
+const visible = data.columns.map((_, at) => at).filter((at) => at === 0 || !(isSame(at) || data.rows.every((row) => row[at] === null)));
+
+function same() {
+  const told = data.columns.filter((_, at) => isSame(at) && data.rows[0][at] !== null).map((one) => `${one.head} ${words(data.rows[0][column.get(one.name)])}`);
+  byId("same").textContent = "The same for all variants: " + told.join(", ");
+  byId("same").hidden = !told.length;
+}
+
 function fill() {
   const rows = chosen(), body = byId("rows");
-  body.replaceChildren(...rows.slice(0, shown).map((row) => make("tr", {}, ...row.map((value, at) =>
+  body.replaceChildren(...rows.slice(0, shown).map((row) => make("tr", {}, ...visible.map((at) => [row[at], at]).map(([value, at]) =>
     at === 0 ? make("th", { scope: "row" }, link(value))
       : make("td", typeof value === "number" ? { class: "number" } : {}, words(value))))));
   byId("count").textContent = `${rows.length.toLocaleString("en")} of ${data.rows.length.toLocaleString("en")} variants` +
@@ -83,7 +94,8 @@ function changed() {
 }
 
 function build() {
-  byId("heads").append(...data.columns.map((one) => {
+  same();
+  byId("heads").append(...visible.map((at) => data.columns[at]).map((one) => {
     const button = make("button", { type: "button", title: one.says }, one.head);
     button.addEventListener("click", () => {
       const numbers = typeof data.rows.find((row) => row[column.get(one.name)] !== null)?.[column.get(one.name)] === "number";
