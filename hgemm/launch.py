@@ -254,8 +254,10 @@ def settled(traits: LaunchTraits, problem: Problem, default: Callable[[], Launch
 
 
 def parameter(traits: LaunchTraits, problem: Problem) -> bytes:
-    """Return the packed problem. An empty product (k = 0) is passed as k = -tile_k, with alpha 0."""
-    return (problem if problem.k else replace(problem, k=-traits.tile_k, alpha=0.0)).pack()
+    """Return the packed problem. An empty product (k = 0) is passed as k = -tile_k, with alpha 0 unless that is an input."""
+    if problem.k:
+        return problem.pack()
+    return replace(problem, k=-traits.tile_k, alpha=problem.alpha if traits.epilogue else 0.0).pack()
 
 
 def splits_of(traits: LaunchTraits, options: LaunchOptions | None) -> int:

@@ -16,7 +16,7 @@ from generator import __version__
 from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.blas import blas_files, build_blas
-from generator.export.c_sources import Images, Shortlists, pack, table_c, table_h, with_enums
+from generator.export.c_sources import Images, Shortlists, epilogues_of, pack, table_c, table_h, with_enums
 from generator.store.files import (
     EXPORT_FORMAT,
     EXPORT_MANIFEST,
@@ -29,7 +29,6 @@ from generator.store.files import (
 from generator.store.planned import require_planned
 from generator.store.proofs import subject_of
 from hgemm.dispatch_table import DispatchTable
-from hgemm.epilogue import NONE
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library, read_variant
 from hgemm.measured import read_sessions
@@ -240,10 +239,6 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     _check_place(to)
     for symbol in options.symbols:
         require_planned(library.records[symbol], library.folder / symbol)
-        if library.records[symbol].data["spec"].get("epilogue", NONE) != NONE:
-            raise RequestError(
-                f"{symbol} has an epilogue expression, which C programs cannot call: leave it out, with --where \"epilogue='none'\""
-            )
     records = [library.records[symbol].data for symbol in options.symbols]
     table = DispatchTable.of(records, read_sessions(library.folder))
     images = pack(library, (row.symbol for row in table.rows), options.compressed)
@@ -255,7 +250,8 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     files = _templates(templates / "capi", options.name)
     shortlists = Shortlists.of(table)
     version = f"{__version__} {digest[:8]}"
-    table_header = table_h(table, shortlists, version, BATCH_INVARIANT if options.invariant else 0)
+    flags, epilogues = BATCH_INVARIANT if options.invariant else 0, len(epilogues_of(traits.values()))
+    table_header = table_h(table, shortlists, version, flags, epilogues)
     files["src/table.h"] = renamed(table_header, options.name).encode()
     files["src/table.c"] = _table_source(table, shortlists, traits, images, options.name).encode()
     files["src/images.bin"] = images.blob
@@ -300,9 +296,12 @@ def _filled(text: str, words: dict[str, str]) -> str:
 def _table_source(
     table: DispatchTable, shortlists: Shortlists, traits: dict[str, LaunchTraits], images: Images, name: str
 ) -> str:
-    """Return table.c, renamed except for the kernels: their symbols are inside the images."""
+    """Return table.c, renamed except for the kernels, whose symbols are inside the images, and for epilogues."""
     lines = table_c(table, shortlists, traits, images).splitlines(keepends=True)
-    return "".join(line if line.startswith('    {"hgemm_') else renamed(line, name) for line in lines)
+    return "".join(line if _STATIC.match(line) else renamed(line, name) for line in lines)
+
+
+_STATIC = re.compile(r' {4}\{"(hgemm_|[0-9a-f]{8}")')
 
 
 def _kernel_sources(library: Library, symbols: Sequence[str], templates: Path) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ from generator.errors import INSTALL, HgemmError, LibraryError
 from hgemm.consistency import MAX_CLUSTER_EXTENT
 from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
+from hgemm.epilogue import KINDS, MAX_INPUTS, Epilogue
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_variant
@@ -140,6 +141,7 @@ ENUMS = (
     Enum("acc", "HGEMM_ACC_", ACCUMULATIONS),
     Enum("bias", "HGEMM_BIAS_", BIASES),
     Enum("activation", "HGEMM_ACTIVATION_", ACTIVATIONS),
+    Enum("input_kind", "HGEMM_INPUT_", KINDS),
 )
 COUNTS = {**{f"{enum.name.upper()}_COUNT": len(enum.words) for enum in ENUMS}, "OUTPUT_COUNT": len(OUTPUTS)}
 """How many values each enumeration has. The types of D are the first OUTPUT_COUNT of hgemm_dtype."""
@@ -198,11 +200,15 @@ class Shortlists:
         return cls(tuple(regions), tuple(places))
 
 
-def table_h(table: DispatchTable, shortlists: Shortlists, version: str, flags: int = 0) -> str:
-    """Return table.h, the sizes of the table and of the enumerations. `flags` are hgemm_flags that all problems have."""
+def table_h(table: DispatchTable, shortlists: Shortlists, version: str, flags: int = 0, epilogues: int = 0) -> str:
+    """Return table.h, the sizes of the table and of the enumerations.
+
+    `flags` are hgemm_flags that all problems have, `epilogues` the number of expressions.
+    """
     sizes = {
         "GROUP_COUNT": len(table.groups),
         "ROW_COUNT": len(table.rows),
+        "EPILOGUE_COUNT": epilogues,
         "SURVEY_COUNT": len(table.surveys),
         "MEASURED_COUNT": sum(len(survey.problems) for survey in table.surveys),
         "ORDER_COUNT": sum(len(problem.order) for survey in table.surveys for problem in survey.problems),
@@ -233,6 +239,7 @@ def table_c(table: DispatchTable, shortlists: Shortlists, traits: Mapping[str, L
     """Return table.c, the table of kernels. Raises LibraryError if a number of a row is out of bounds."""
     problems = [problem for survey in table.surveys for problem in survey.problems]
     orders = [str(row) for problem in problems for row in problem.order]
+    epilogues = [_epilogue(one) for one in epilogues_of(traits.values())]
     candidates = [", ".join(f"{{{row}, {factor}}}" for row, factor in listed) for listed in shortlists.lists if listed]
     firsts = [str(first) for first in accumulate(map(len, shortlists.lists), initial=0)]
     return "\n".join(
@@ -242,6 +249,7 @@ def table_c(table: DispatchTable, shortlists: Shortlists, traits: Mapping[str, L
             "",
             f'_Static_assert(HGEMM_HAS_MEASURED == {HAS_MEASURED}U, "the exporter marks regions with a different bit");',
             "",
+            *_array("hgemm_epilogue", "epilogues", "EPILOGUE_COUNT + 1", [*epilogues, "{0}"]),
             *_array("hgemm_group", "groups", "GROUP_COUNT", map(_group, table.groups)),
             *_array("hgemm_row", "rows", "ROW_COUNT", (_row(row, traits[row.symbol], images) for row in table.rows)),
             *_array("hgemm_survey", "surveys", "SURVEY_COUNT + 1", [*_surveys(table), "{0}"]),
@@ -266,9 +274,34 @@ def _array(kind: str, name: str, size: str, entries: Iterable[str], per_line: in
 def _group(group: Group) -> str:
     number = "".join(digit for digit in group.arch if digit.isdigit())
     own = int(not group.arch[-1].isdigit())
-    return f'{{"{group.arch}", {number}, {own}, 0x{group.kind:07x}, {group.first}, {group.count}}}'
+    return f'{{"{group.arch}", {number}, {own}, {_kind(group.kind)}, {group.first}, {group.count}}}'
 
 
+def _kind(code: int) -> str:
+    return f"UINT64_C(0x{code:07x})"
+
+
+def epilogues_of(traits: Iterable[LaunchTraits]) -> list[Epilogue]:
+    """Return the expressions of kernels in the order of their hashes. Raises LibraryError if two have the same hash."""
+    found: dict[str, Epilogue] = {}
+    for one in traits:
+        if one.epilogue and found.setdefault(one.epilogue.hash, one.epilogue) != one.epilogue:
+            raise LibraryError(
+                f"{one.symbol} cannot be exported: its epilogue has the hash {one.epilogue.hash} of another kernel's: export it alone"
+            )
+    return [found[name] for name in sorted(found)]
+
+
+def _epilogue(epilogue: Epilogue) -> str:
+    inputs = [
+        f'{{"{one.name}", {KINDS.index(one.kind)}, {TYPES.index(one.dtype) if one.dtype else _LIKE_D}}}'
+        for one in epilogue.operands
+    ]
+    return f'{{"{epilogue.hash}", "{epilogue.formula}", {len(inputs)}, {{{", ".join(inputs) or "{0}"}}}}}'
+
+
+_LIKE_D = -1
+"""HGEMM_DTYPE_OF_D of hgemm.h."""
 _BOUNDS = {
     **dict.fromkeys(("tile_m", "tile_n"), (1, MAX_TILE)),
     "tile_k": (1, MAX_TILE_K),
@@ -330,7 +363,7 @@ def _surveys(table: DispatchTable) -> Iterator[str]:
     for survey in table.surveys:
         count, options = len(survey.problems), sum(len(problem.options) for problem in survey.problems)
         numbers = (first, count, first_options, options)
-        yield f"{{{survey.capability}, {survey.sms}, 0x{survey.kind:07x}, {', '.join(map(str, numbers))}}}"
+        yield f"{{{survey.capability}, {survey.sms}, {_kind(survey.kind)}, {', '.join(map(str, numbers))}}}"
         first, first_options = first + count, first_options + options
 
 

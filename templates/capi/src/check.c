@@ -1,11 +1,12 @@
 /* Checks a problem before a kernel is selected, and derives the query of the selection from it. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "internal.h"
 
 #define MAX_EXTENT (INT64_C(2147483648) - 1024) /* kernels' 32-bit indices exceed the extent by up to one cluster tile */
 #define MAX_SPAN_BYTES 4e18                    /* below 2^62 */
-enum { MAX_ALIGN = 8, WORKSPACE_ALIGN_BYTES = 16, SECTOR_BYTES = 32 };
+enum { MAX_ALIGN = 8, VECTOR_BYTES = 16, WORKSPACE_ALIGN_BYTES = 16, SECTOR_BYTES = 32 };
 
 /* A batch of matrices as they are stored: `rows` of `columns` contiguous elements. */
 typedef struct Matrix {
@@ -32,7 +33,13 @@ void hgemm_problem_init_sized(hgemm_problem *problem, size_t size) {
 }
 
 static hgemm_status copy(hgemm_problem const *from, hgemm_problem *to) {
-  if (from->struct_size != sizeof *to) { /* this is the only version so far */
+  size_t const before_epilogues = offsetof(hgemm_problem, epilogue); /* the size in the first version of the header */
+  if (from->struct_size == before_epilogues) {
+    memset(to, 0, sizeof *to);
+    memcpy(to, from, before_epilogues);
+    return HGEMM_OK;
+  }
+  if (from->struct_size != sizeof *to) {
     return hgemm_fail(HGEMM_ERROR_STRUCT_SIZE,
                       "struct_size is %llu, but this library expects %llu: call hgemm_problem_init of this library's header",
                       (unsigned long long)from->struct_size, (unsigned long long)sizeof *to);
@@ -71,6 +78,34 @@ static hgemm_status check_extents(hgemm_problem const *p) {
   if ((status = check_extent("n", p->n)) != HGEMM_OK) return status;
   if ((status = check_extent("k", p->k)) != HGEMM_OK) return status;
   return check_extent("batch", p->batch);
+}
+
+/* ---- Epilogues --------------------------------------------------------------------------------------------------------- */
+
+enum { EPILOGUE_SHIFT = 28, HASH_DIGITS = 8 };
+
+hgemm_epilogue const *hgemm_epilogue_of(uint64_t kind) {
+  for (uint32_t i = 0; kind >> EPILOGUE_SHIFT != 0 && i < HGEMM_EPILOGUE_COUNT; ++i) {
+    if (strtoul(hgemm_epilogues[i].hash, NULL, 16) == (uint32_t)(kind >> EPILOGUE_SHIFT)) return &hgemm_epilogues[i];
+  }
+  return NULL;
+}
+
+/* Finds the epilogue of a problem. */
+static hgemm_status find_epilogue(hgemm_problem const *p, hgemm_epilogue const **found) {
+  *found = NULL;
+  if (p->epilogue == NULL) return HGEMM_OK;
+  if (p->bias_kind != HGEMM_BIAS_NONE || p->activation != HGEMM_ACTIVATION_NONE) {
+    return hgemm_fail(HGEMM_ERROR_UNKNOWN_VALUE,
+                      "bias_kind is %ld and activation %ld: with an epilogue, both must be 0, and a bias is an input",
+                      (long)p->bias_kind, (long)p->activation);
+  }
+  for (uint32_t i = 0; i < HGEMM_EPILOGUE_COUNT && *found == NULL; ++i) {
+    if (strncmp(hgemm_epilogues[i].hash, p->epilogue, HASH_DIGITS + 1) == 0) *found = &hgemm_epilogues[i];
+  }
+  if (*found != NULL) return HGEMM_OK;
+  return hgemm_fail(HGEMM_ERROR_UNKNOWN_VALUE, "no kernel of this library has the epilogue \"%.16s\": see hgemm_list",
+                    p->epilogue);
 }
 
 /* ---- Matrices ---------------------------------------------------------------------------------------------------------- */
@@ -156,14 +191,28 @@ static int disjoint(Matrix const *d, Matrix const *x) {
 }
 
 static int in_place(Matrix const *d, Matrix const *c) {
-  return c->pointer == d->pointer && c->leading == d->leading && c->stride == d->stride;
+  return c->pointer == d->pointer && c->rows == d->rows && c->columns == d->columns && c->leading == d->leading &&
+         c->stride == d->stride && c->element_bytes == d->element_bytes;
 }
 
 /* ---- The whole problem ------------------------------------------------------------------------------------------------- */
 
-enum { A, B, D, C, BIAS, MATRICES };
+enum { A, B, D, C, BIAS, AUX, MATRICES = AUX + HGEMM_MAX_AUX };
 
-static void lay_out(hgemm_problem const *p, Matrix matrices[MATRICES]) {
+static int32_t input_dtype(hgemm_problem const *p, hgemm_input const *input) {
+  if (input->kind == HGEMM_INPUT_SCALAR) return HGEMM_F32;
+  return input->dtype == HGEMM_DTYPE_OF_D ? p->dtype_d : input->dtype;
+}
+
+/* Returns an input of the epilogue: rows and columns of D are single rows in memory. */
+static Matrix lay_out_input(hgemm_problem const *p, hgemm_input const *input, hgemm_aux const *aux) {
+  int64_t const extents[] = {1, p->n, p->m, p->n}; /* by hgemm_input_kind */
+  int const is_matrix = input->kind == HGEMM_INPUT_MATRIX;
+  return (Matrix){input->name, (uintptr_t)aux->pointer, is_matrix ? p->m : 1, extents[input->kind], is_matrix ? aux->ld : 0,
+                  p->batch, aux->batch_stride, bytes_of(input_dtype(p, input)), 0};
+}
+
+static void lay_out(hgemm_problem const *p, hgemm_epilogue const *epilogue, Matrix matrices[MATRICES]) {
   int const a_k_contiguous = p->layout == HGEMM_TN || p->layout == HGEMM_TT;
   int const b_k_contiguous = p->layout == HGEMM_TN || p->layout == HGEMM_NN;
   uint64_t const bytes_d = bytes_of(p->dtype_d);
@@ -175,6 +224,21 @@ static void lay_out(hgemm_problem const *p, Matrix matrices[MATRICES]) {
   matrices[C] = (Matrix){"C", (uintptr_t)p->c, p->m, p->n, p->ldc, p->batch, p->batch_stride_c, bytes_d, 0};
   matrices[BIAS] = (Matrix){"bias", (uintptr_t)p->bias, 1, p->bias_kind == HGEMM_BIAS_COLUMN ? p->m : p->n, 0,
                             p->batch, p->batch_stride_bias, bytes_d, 0};
+  for (int i = 0; epilogue != NULL && i < epilogue->input_count; ++i) {
+    matrices[AUX + i] = lay_out_input(p, &epilogue->inputs[i], &p->aux[i]);
+  }
+}
+
+/* Returns one bit for each matrix that a launch reads or writes. */
+static unsigned used_by(hgemm_problem const *p, hgemm_epilogue const *epilogue) {
+  unsigned used = 1u << D;
+  if (p->k > 0) used |= 1u << A | 1u << B;
+  if (p->beta != 0.0f && epilogue == NULL) used |= 1u << C;
+  if (p->bias_kind != HGEMM_BIAS_NONE) used |= 1u << BIAS;
+  for (int i = 0; epilogue != NULL && i < epilogue->input_count; ++i) {
+    if (epilogue->inputs[i].kind != HGEMM_INPUT_SCALAR || p->aux[i].pointer != NULL) used |= 1u << (AUX + i);
+  }
+  return used;
 }
 
 /* Writes the checked strides back, and clears the operands that are not used. */
@@ -187,18 +251,41 @@ static void normalize(hgemm_problem *p, Matrix const matrices[MATRICES], unsigne
   if (!(used >> A & 1)) p->a = p->b = NULL, p->lda = p->ldb = 0, p->batch_stride_a = p->batch_stride_b = 0;
   if (!(used >> C & 1)) p->c = NULL, p->ldc = 0, p->batch_stride_c = 0;
   if (!(used >> BIAS & 1)) p->bias = NULL, p->batch_stride_bias = 0;
+  for (int i = 0; i < HGEMM_MAX_AUX; ++i) {
+    if (used >> (AUX + i) & 1) p->aux[i].ld = matrices[AUX + i].leading, p->aux[i].batch_stride = matrices[AUX + i].stride;
+    else p->aux[i] = (hgemm_aux){NULL, 0, 0, p->aux[i].value};
+  }
 }
 
-static hgemm_query query_of(hgemm_problem const *p, Matrix const matrices[MATRICES], unsigned used) {
-  int const reads_c = used >> C & 1;
+/* Returns the alignment of D's elements. Matrices of an epilogue need at most 16 bytes. */
+static uint32_t align_of_results(hgemm_epilogue const *epilogue, Matrix const matrices[MATRICES], unsigned used) {
+  uint32_t align = align_of(&matrices[D]);
+  if (used >> C & 1) align = min32(align, align_of(&matrices[C]));
+  for (int i = 0; epilogue != NULL && i < epilogue->input_count; ++i) {
+    Matrix const *const x = &matrices[AUX + i];
+    uint32_t const its = epilogue->inputs[i].kind == HGEMM_INPUT_MATRIX ? align_of(x) : MAX_ALIGN;
+    if (its * x->element_bytes < VECTOR_BYTES) align = min32(align, its);
+  }
+  return align;
+}
+
+static uint64_t kind_of(hgemm_problem const *p) {
+  uint64_t const kind = (uint64_t)p->layout | (uint64_t)p->dtype_a << 4 | (uint64_t)p->dtype_b << 8 |
+                        (uint64_t)p->dtype_d << 12 | (uint64_t)p->acc << 16 | (uint64_t)p->bias_kind << 20 |
+                        (uint64_t)p->activation << 24;
+  if (p->epilogue == NULL) return kind;
+  return kind | (UINT64_C(1) << 4 * HASH_DIGITS | strtoul(p->epilogue, NULL, 16)) << EPILOGUE_SHIFT;
+}
+
+static hgemm_query query_of(hgemm_problem const *p, hgemm_epilogue const *epilogue, Matrix const matrices[MATRICES],
+                            unsigned used) {
   hgemm_query q;
-  q.kind = (uint32_t)p->layout | (uint32_t)p->dtype_a << 4 | (uint32_t)p->dtype_b << 8 | (uint32_t)p->dtype_d << 12 |
-           (uint32_t)p->acc << 16 | (uint32_t)p->bias_kind << 20 | (uint32_t)p->activation << 24;
+  q.kind = kind_of(p);
   q.m = p->m, q.n = p->n, q.k = p->k, q.batch = p->batch;
-  q.beta = (uint32_t)reads_c;
+  q.beta = p->beta != 0.0f;
   q.align_a = used >> A & 1 ? align_of(&matrices[A]) : MAX_ALIGN;
   q.align_b = used >> B & 1 ? align_of(&matrices[B]) : MAX_ALIGN;
-  q.align_d = min32(align_of(&matrices[D]), reads_c ? align_of(&matrices[C]) : MAX_ALIGN);
+  q.align_d = align_of_results(epilogue, matrices, used);
   q.straddling = (uint32_t)(used >> A & 1 && straddles(&matrices[A])) + (uint32_t)(used >> B & 1 && straddles(&matrices[B]));
   q.mappable = 1;
   for (int i = A; i <= D; ++i) q.mappable &= (uint32_t)(!(used >> i & 1) || mappable(&matrices[i]));
@@ -211,19 +298,18 @@ hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpos
                                  hgemm_request *request) {
   hgemm_problem *const p = &request->problem;
   Matrix matrices[MATRICES];
-  unsigned used = 1u << D; /* one bit for each matrix that is read or written */
+  unsigned used;
   hgemm_status status;
   if (problem == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the problem is null");
   if ((status = copy(problem, p)) != HGEMM_OK) return status;
   if ((status = check_values(p)) != HGEMM_OK) return status;
+  if ((status = find_epilogue(p, &request->epilogue)) != HGEMM_OK) return status;
   if ((status = check_extents(p)) != HGEMM_OK) return status;
   request->empty = p->m == 0 || p->n == 0 || p->batch == 0;
   if (request->empty) return HGEMM_OK;
 
-  if (p->k > 0) used |= 1u << A | 1u << B;
-  if (p->beta != 0.0f) used |= 1u << C;
-  if (p->bias_kind != HGEMM_BIAS_NONE) used |= 1u << BIAS;
-  lay_out(p, matrices);
+  used = used_by(p, request->epilogue);
+  lay_out(p, request->epilogue, matrices);
   for (int i = 0; i < MATRICES; ++i) {
     if (used >> i & 1 && (status = check_matrix(&matrices[i], purpose)) != HGEMM_OK) return status;
   }
@@ -231,7 +317,7 @@ hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpos
     return hgemm_fail(HGEMM_ERROR_OVERLAP, "the matrices of D's batch overlap: increase batch_stride_d");
   }
   for (int i = 0; i < MATRICES; ++i) {
-    if (i == D || !(used >> i & 1) || (i == C && in_place(&matrices[D], &matrices[C]))) continue;
+    if (i == D || !(used >> i & 1) || (i >= C && in_place(&matrices[D], &matrices[i]))) continue;
     if (!disjoint(&matrices[D], &matrices[i])) return hgemm_fail(HGEMM_ERROR_OVERLAP, "D overlaps %s", matrices[i].name);
   }
   request->from_handle = p->workspace == NULL && (purpose == HGEMM_TO_LAUNCH || p->workspace_bytes == 0);
@@ -243,7 +329,7 @@ hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpos
                       WORKSPACE_ALIGN_BYTES);
   }
   normalize(p, matrices, used);
-  request->query = query_of(p, matrices, used);
+  request->query = query_of(p, request->epilogue, matrices, used);
   return HGEMM_OK;
 }
 
@@ -251,11 +337,13 @@ hgemm_status hgemm_check_workspace(hgemm_request const *request, uint64_t needed
   hgemm_problem const *const p = &request->problem;
   uint64_t const begin = (uintptr_t)p->workspace;
   Matrix matrices[MATRICES];
+  unsigned used;
   if (begin > UINT64_MAX - needed) return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the workspace exceeds the address space");
-  lay_out(p, matrices);
+  used = used_by(p, request->epilogue);
+  lay_out(p, request->epilogue, matrices);
   for (int i = 0; i < MATRICES; ++i) {
     Matrix const *const x = &matrices[i];
-    if (x->pointer == 0) continue; /* not used */
+    if (!(used >> i & 1)) continue;
     if (!ranges_disjoint(begin, needed, x->pointer, span_bytes(x))) {
       return hgemm_fail(HGEMM_ERROR_OVERLAP, "%s overlaps the workspace", x->name);
     }

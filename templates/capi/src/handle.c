@@ -103,7 +103,7 @@ void hgemm_destroy(hgemm_handle *handle) {
 size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
   for (size_t i = 0; variants != NULL && i < capacity && i < HGEMM_ROW_COUNT; ++i) {
     hgemm_row const *const row = &hgemm_rows[i];
-    uint32_t const kind = hgemm_groups[row->group].kind;
+    uint64_t const kind = hgemm_groups[row->group].kind;
     hgemm_variant const found = {
         .symbol = row->symbol,
         .arch = hgemm_groups[row->group].arch,
@@ -122,6 +122,7 @@ size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
         .align_b = (int32_t)row->align_b,
         .align_d = (int32_t)row->align_d,
         .splits = (int32_t)row->splits,
+        .epilogue = hgemm_epilogue_of(kind),
     };
     variants[i] = found;
   }

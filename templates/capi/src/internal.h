@@ -43,7 +43,7 @@ typedef struct hgemm_group { /* the kernels of one architecture and one kind: ro
   char const *arch;
   uint32_t number;   /* 90 for sm_90 and sm_90a */
   uint32_t specific; /* 1 if the code runs on exactly this architecture, such as sm_90a */
-  uint32_t kind;     /* layout, dtypes, acc, bias and activation, 4 bits each from the lowest */
+  uint64_t kind;     /* layout, dtypes, acc, bias and activation, 4 bits each from the lowest; then 1 and the epilogue's hash */
   uint32_t first, count;
 } hgemm_group;
 
@@ -69,9 +69,12 @@ typedef struct hgemm_options { /* launch options that were measured for one kern
 
 /* The measured problems of one kind on one type of GPU, sorted by extents, and the measured options, sorted by place. */
 typedef struct hgemm_survey {
-  uint32_t capability, sms, kind, first, count, first_options, options_count;
+  uint32_t capability, sms;
+  uint64_t kind;
+  uint32_t first, count, first_options, options_count;
 } hgemm_survey;
 
+extern hgemm_epilogue const hgemm_epilogues[HGEMM_EPILOGUE_COUNT + 1];
 extern hgemm_group const hgemm_groups[HGEMM_GROUP_COUNT];
 extern hgemm_row const hgemm_rows[HGEMM_ROW_COUNT];
 extern hgemm_survey const hgemm_surveys[HGEMM_SURVEY_COUNT + 1];
@@ -89,7 +92,7 @@ extern unsigned char const hgemm_images[];
 
 /* What the selection depends on. Alignments are elements, 1 to 8, of the pointer and its strides together. */
 typedef struct hgemm_query {
-  uint32_t kind;
+  uint64_t kind;
   int64_t m, n, k, batch;
   uint32_t beta; /* 1 if beta is not 0 */
   uint32_t align_a, align_b, align_d;
@@ -102,6 +105,7 @@ typedef struct hgemm_query {
 typedef struct hgemm_request {
   hgemm_problem problem; /* a copy; operands that are not used are null, and ignored strides have harmless values */
   hgemm_query query;
+  hgemm_epilogue const *epilogue; /* null if the problem has none */
   int empty;       /* m, n or batch is 0: nothing to launch */
   int from_handle; /* 1 if a launch that needs a workspace takes one of the handle */
 } hgemm_request;
@@ -112,6 +116,9 @@ enum hgemm_purpose { HGEMM_TO_SELECT, HGEMM_TO_LAUNCH }; /* null pointers are al
  * workspaces. */
 hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpose purpose, uint64_t handle_bytes,
                                  hgemm_request *request);
+
+/* Returns the epilogue of a kind, or null. */
+hgemm_epilogue const *hgemm_epilogue_of(uint64_t kind);
 
 /* Checks that no operand overlaps the first `needed` bytes of the workspace. */
 hgemm_status hgemm_check_workspace(hgemm_request const *request, uint64_t needed);
@@ -177,7 +184,7 @@ int hgemm_find(hgemm_target const *target, hgemm_query const *query, hgemm_selec
 hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *query);
 
 /* Tells whether kernels of kind `offered` compute problems of kind `asked`: only acc may differ, if it is more precise. */
-int hgemm_kind_matches(uint32_t offered, uint32_t asked);
+int hgemm_kind_matches(uint64_t offered, uint64_t asked);
 int hgemm_whole_tiles(hgemm_row const *row, hgemm_query const *query);
 
 /* Writes the CTA tiles of the whole batch. Returns 0 if a grid cannot have so many. */

@@ -19,6 +19,19 @@ typedef struct Problem { /* the kernels' first parameter, hgemm::Problem */
 
 typedef char problem_has_160_bytes[sizeof(Problem) == 160 ? 1 : -1];
 
+typedef struct Aux { /* hgemm::Aux */
+  uint64_t pointer;
+  int64_t leading, batch_stride;
+  float value;
+} Aux;
+
+typedef struct Parameter { /* hgemm::ProblemWith; the driver copies as many inputs as the kernel has */
+  Problem problem;
+  Aux aux[HGEMM_MAX_AUX];
+} Parameter;
+
+typedef char aux_has_32_bytes[sizeof(Aux) == 32 && sizeof(Parameter) == 160 + 32 * HGEMM_MAX_AUX ? 1 : -1];
+
 typedef struct Maps { /* the second parameter of TMA kernels: CUtensorMap of A, B and D */
   _Alignas(64) unsigned char bytes[3][128];
 } Maps;
@@ -32,11 +45,17 @@ static Problem pack(hgemm_problem const *p, hgemm_row const *row, hgemm_selected
       /* Kernels process at least one k-tile, also for k = 0. With this k, all of that tile is out of bounds. */
       p->k > 0 ? (int32_t)p->k : -(int32_t)row->tile_k,
       (int32_t)p->batch,
-      p->k > 0 ? p->alpha : 0.0f, p->beta,
+      p->k > 0 || p->epilogue != NULL ? p->alpha : 0.0f, p->beta,
       selected->splits, selected->whole_tiles / (row->cluster_m * row->cluster_n), selected->raster_tiles,
       p->bias != NULL ? (uint32_t)p->bias_kind : 0,
   };
   return packed;
+}
+
+static void pack_inputs(hgemm_problem const *p, hgemm_epilogue const *epilogue, Aux aux[HGEMM_MAX_AUX]) {
+  for (int i = 0; epilogue != NULL && i < epilogue->input_count; ++i) {
+    aux[i] = (Aux){(uintptr_t)p->aux[i].pointer, p->aux[i].ld, p->aux[i].batch_stride, p->aux[i].value};
+  }
 }
 
 /* ---- Tensor maps ------------------------------------------------------------------------------------------------------- */
@@ -239,16 +258,18 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
   hgemm_launch_config const config = {grid_of(row, selected, kernel->resident_ctas), 1, 1, row->threads, 1, 1,
                                       row->smem_bytes, stream, &programmatic,
                                       row->programmatic && counter_bytes == 0 && overlap_pays(handle, stream)};
-  Problem problem = pack(&request->problem, row, selected);
+  Parameter parameter;
   Maps maps;
-  void *parameters[2] = {&problem, &maps};
+  void *parameters[2] = {&parameter, &maps};
   int status = 0;
+  parameter.problem = pack(&request->problem, row, selected);
+  pack_inputs(&request->problem, request->epilogue, parameter.aux);
   if (row->tensor_maps) {
     hgemm_status const encoded = cached_maps(cuda, row, &request->problem, &maps);
     if (encoded != HGEMM_OK) return encoded;
   }
   if (counter_bytes > 0) {
-    status = cuda->zero(problem.workspace, 0, counter_bytes, stream);
+    status = cuda->zero(parameter.problem.workspace, 0, counter_bytes, stream);
     if (status != 0) return hgemm_fail_driver(cuda, status, "zero the counters");
   }
   status = cuda->launch(&config, atomic_load_explicit(&kernel->function, memory_order_acquire), parameters, NULL);

@@ -157,8 +157,8 @@ int hgemm_grid_tiles(hgemm_row const *row, hgemm_query const *q, uint64_t *tiles
 
 /* ---- Supported problems ------------------------------------------------------------------------------------------------ */
 
-int hgemm_kind_matches(uint32_t offered, uint32_t asked) {
-  uint32_t const either = ACC_MASK | ((offered & BIAS_MASK) == BIAS_AT_LAUNCH ? BIAS_MASK : 0);
+int hgemm_kind_matches(uint64_t offered, uint64_t asked) {
+  uint64_t const either = ACC_MASK | ((offered & BIAS_MASK) == BIAS_AT_LAUNCH ? BIAS_MASK : 0);
   return ((offered ^ asked) & ~either) == 0 && (offered & ACC_MASK) <= (asked & ACC_MASK);
 }
 
@@ -445,7 +445,8 @@ static int choose_order(hgemm_target const *target, hgemm_query const *q, hgemm_
 int hgemm_find_order(hgemm_target const *target, hgemm_query const *q, hgemm_order *order) {
   enum { ENTRIES = 32 };
   typedef struct Entry {
-    uint32_t number, sms, smem_bytes, kind, flags; /* sms is 0 in an empty entry */
+    uint32_t number, sms, smem_bytes, flags; /* sms is 0 in an empty entry */
+    uint64_t kind;
     int64_t n, k;
     int found;
     hgemm_order order;
@@ -459,7 +460,7 @@ int hgemm_find_order(hgemm_target const *target, hgemm_query const *q, hgemm_ord
       entry->kind != q->kind || entry->flags != flags || entry->n != q->n || entry->k != q->k) {
     hgemm_order chosen = {0, 1, 0, 0, 0};
     int const found = choose_order(target, q, &chosen);
-    *entry = (Entry){target->number, target->sms, target->smem_bytes, q->kind, flags, q->n, q->k, found, chosen};
+    *entry = (Entry){target->number, target->sms, target->smem_bytes, flags, q->kind, q->n, q->k, found, chosen};
   }
   *order = entry->order;
   return entry->found && (q->flags & HGEMM_BATCH_INVARIANT || entry->order.is_cublas);
@@ -503,7 +504,7 @@ static uint32_t region_of(hgemm_query const *q) {
   return (rows * REGION_COLUMNS + columns) * REGION_DEPTHS + depth + (q->straddling > 0 ? STRAIGHT_REGIONS : 0);
 }
 
-static hgemm_survey const *find_survey(hgemm_target const *target, uint32_t kind) {
+static hgemm_survey const *find_survey(hgemm_target const *target, uint64_t kind) {
   for (uint32_t i = 0; i < target->survey_count; ++i) {
     if (hgemm_surveys[target->surveys[i]].kind == kind) return &hgemm_surveys[target->surveys[i]];
   }
