@@ -46,10 +46,15 @@ def main() -> None:
     seen = set()
     for symbol in library.symbols:
         traits = LaunchTraits.of(library.records[symbol].data)
-        sort = (traits.layout, traits.dtype_a, traits.dtype_d, traits.bias, traits.activation)
+        sort = (traits.layout, traits.dtype_a, traits.dtype_d, traits.bias, traits.activation, traits.epilogue)
         aligned = (traits.align_a, traits.align_b, traits.align_d)
         # A trial of a split-K variant has a workspace, which C need not use.
-        if traits.arch in ("sm_80", "sm_90") and traits.beta and traits.splits == 1 and (*sort, *aligned) not in seen:
+        if (
+            traits.arch in ("sm_80", "sm_90")
+            and traits.takes_beta
+            and traits.splits == 1
+            and (*sort, *aligned) not in seen
+        ):
             seen.add((*sort, *aligned))
             kernel = ByC(exported, traits)
             print("".join(line + "\n" for line in trials(traits, kernel)), end="")

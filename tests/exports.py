@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from generator.export.c_library import MANIFEST, ExportOptions, export
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.dispatch_table import kind_of
+from hgemm.epilogue import NONE
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAUNCH, LAYOUTS, TYPES, Kind, Problem
@@ -73,6 +74,7 @@ def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
     for kernel in kernels:
         spec = kernel.plan.spec
         does = " ".join([*(["beta"] if spec.beta else []), spec.bias, spec.activation])
+        does = does if spec.epilogue == NONE else "fused"  # the one expression that tests/fake_libcuda.c computes
         record, files = make_record(
             kernel.symbol, {name: f"{name} of {kernel.symbol} {does}\n".encode() for name in ARTEFACTS}
         )
@@ -141,6 +143,15 @@ def fake_driver(folder: Path) -> Path:
 ANY_WORKSPACE = 2**64 - 1
 
 
+class CAux(ctypes.Structure):
+    _fields_ = [
+        ("pointer", ctypes.c_void_p),
+        ("ld", ctypes.c_int64),
+        ("batch_stride", ctypes.c_int64),
+        ("value", ctypes.c_float),
+    ]
+
+
 class CProblem(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint64),
@@ -153,6 +164,8 @@ class CProblem(ctypes.Structure):
         *((f"batch_stride_{name}", ctypes.c_int64) for name in ("a", "b", "c", "d", "bias")),
         ("alpha", ctypes.c_float),
         ("beta", ctypes.c_float),
+        ("epilogue", ctypes.c_char_p),
+        ("aux", CAux * 8),
     ]
 
     @classmethod
@@ -166,7 +179,10 @@ class CProblem(ctypes.Structure):
             "activation": ACTIVATIONS.index(kind.activation),
             "flags": flags,
         }
-        others = {field.name for field in fields(problem)} - {"bias_kind", "options"}
+        if kind.epilogue != NONE:
+            words["epilogue"] = kind.epilogue.encode()
+            words["aux"] = (CAux * 8)(*(astuple(one) for one in problem.aux))
+        others = {field.name for field in fields(problem)} - {"bias_kind", "options", "aux"}
         values = {name: getattr(problem, name) for name in others}
         return cls(struct_size=ctypes.sizeof(cls), workspace_bytes=workspace_bytes, **words, **values)
 

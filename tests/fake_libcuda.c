@@ -1,5 +1,6 @@
 /* A libcuda.so.1 without a GPU: memory is the host's, and what is launched is computed by the CPU.
- * The kernel's name says layout and types; the first line of its image says `beta`, bias and activation.
+ * The kernel's name says layout and types; the first line of its image says `beta`, bias and activation, or `fused`: the
+ * expression of tests/test_epilogue_export.py.
  *
  * FAKE_CAPABILITY (90) and FAKE_SMS (132) say what the device is; FAKE_LOG names a file that gets a line a call that matters;
  * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing.
@@ -28,6 +29,12 @@ typedef struct Problem {
   int32_t raster_tiles;
   uint32_t bias_kind;
 } Problem;
+
+typedef struct Aux {
+  uint64_t pointer;
+  int64_t leading, stride;
+  float value;
+} Aux;
 
 typedef struct Function {
   char name[256], image[256]; /* the first line of its image */
@@ -255,6 +262,18 @@ static double activate(char const *image, double x) {
   return x;
 }
 
+static double input(Aux const *aux, int64_t batch, int64_t at, int type) {
+  return aux->pointer ? load(aux->pointer, batch * aux->stride + at, type) : aux->value;
+}
+
+/* Returns relu(alpha * acc + beta * bias) * scale * gain + residual. */
+static double fused(double x, Problem const *p, int64_t batch, int64_t row, int64_t column, int type) {
+  Aux const *const aux = (Aux const *)(p + 1); /* bias, scale, gain, residual */
+  x = x * p->alpha + p->beta * input(&aux[0], batch, column, type);
+  x = (x < 0 ? 0 : x) * input(&aux[1], batch, row, F32) * input(&aux[2], batch, 0, F32);
+  return x + input(&aux[3], batch, row * aux[3].leading + column, type);
+}
+
 static double *wide(uint64_t base, int64_t first, int64_t rows, int64_t k, int64_t row_step, int64_t k_step, int type) {
   double *const found = malloc((size_t)(rows > 0 ? rows : 0) * (size_t)(k > 0 ? k : 0) * sizeof(double) + 1);
   for (int64_t i = 0; i < rows; ++i) {
@@ -282,6 +301,10 @@ static void compute(char const *name, char const *image, Problem const *p) {
         int64_t const at_c = batch * p->stride_c + i * p->ldc + j;
         double x = 0;
         for (int64_t k = 0; k < p->k; ++k) x += a[i * p->k + k] * b[j * p->k + k];
+        if (strstr(image, " fused")) {
+          store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, fused(x, p, batch, i, j, t_out));
+          continue;
+        }
         x *= p->alpha;
         if (beta && p->beta != 0) x += p->beta * load(p->c, at_c, t_out);
         if (bias_row) x += load(p->bias, batch * p->stride_bias + j, t_out);

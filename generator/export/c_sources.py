@@ -12,7 +12,7 @@ from generator.errors import INSTALL, HgemmError, LibraryError
 from hgemm.consistency import MAX_CLUSTER_EXTENT
 from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
-from hgemm.epilogue import KINDS, MAX_INPUTS, Epilogue
+from hgemm.epilogue import KINDS, Epilogue
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_variant
@@ -287,7 +287,7 @@ def epilogues_of(traits: Iterable[LaunchTraits]) -> list[Epilogue]:
     for one in traits:
         if one.epilogue and found.setdefault(one.epilogue.hash, one.epilogue) != one.epilogue:
             raise LibraryError(
-                f"{one.symbol} cannot be exported: its epilogue has the hash {one.epilogue.hash} of another kernel's: export it alone"
+                f"{one.symbol} cannot be exported: another kernel's epilogue has its hash, {one.epilogue.hash}: export it alone"
             )
     return [found[name] for name in sorted(found)]
 

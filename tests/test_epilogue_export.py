@@ -1,0 +1,216 @@
+"""Kernels with an expression in the exported C library: the list, selection, checks and launches, on a driver without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from exports import (
+    ANY_WORKSPACE,
+    TESTS,
+    CChoice,
+    CDevice,
+    CProblem,
+    export_paper,
+    fake_driver,
+    loaded,
+    paper_library,
+)
+
+from generator.build.emit import emit
+from generator.build.toolchain import templates_folder
+from generator.store.library import Library
+from generator.sweep import sweep
+from hgemm.epilogue_language import epilogue_of
+from hgemm.launch_traits import LaunchTraits
+from hgemm.library import open_library
+from hgemm.problem import Aux, Kind, Problem
+from hgemm.selection import Selector
+from hgemm.selection_query import SelectionQuery, Target, with_dense_strides
+
+FUSED = epilogue_of(
+    "bias: Row; scale: Column['f32']; gain: Scalar; residual: Matrix; relu(alpha * acc + beta * bias) * scale * gain + residual"
+)
+OTHER = epilogue_of("hgemm_gate: Matrix['f32']; silu(hgemm_gate) * acc")
+BASE = 0x700000000000
+
+
+class CInput(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("kind", ctypes.c_int32), ("dtype", ctypes.c_int32)]
+
+
+class CEpilogue(ctypes.Structure):
+    _fields_ = [
+        ("hash", ctypes.c_char_p),
+        ("formula", ctypes.c_char_p),
+        ("input_count", ctypes.c_int32),
+        ("inputs", CInput * 8),
+    ]
+
+
+class CVariant(ctypes.Structure):
+    _fields_ = [
+        ("symbol", ctypes.c_char_p),
+        ("arch", ctypes.c_char_p),
+        *((name, ctypes.c_int32) for name in ("layout", "dtype_a", "dtype_b", "dtype_d", "acc", "bias_kind")),
+        *((name, ctypes.c_int32) for name in ("activation", "supports_beta", "tile_m", "tile_n", "tile_k")),
+        *((name, ctypes.c_int32) for name in ("align_a", "align_b", "align_d", "splits")),
+        ("epilogue", ctypes.POINTER(CEpilogue)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """On paper: kernels of one expression for aligned and for any operands, of another one, and of none."""
+    templates, common = templates_folder(), {"arch": "sm_80"}
+    texts = [
+        {**common, "tile": "64x64x32,128x128x32", "epilogue": f"none,{FUSED}"},
+        {**common, "tile": "64x64x32", "epilogue": str(FUSED), "align": "1"},
+        {**common, "tile": "64x64x32", "epilogue": str(OTHER)},
+    ]
+    kernels = [emit(plan, templates) for plan in sweep(texts).plans]
+    return paper_library(tmp_path_factory.mktemp("expressions") / "library", kernels)
+
+
+@pytest.fixture(scope="module")
+def exported(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_paper(library, tmp_path_factory.mktemp("expressions") / "export", "fuse")
+
+
+@pytest.fixture(scope="module")
+def c(exported: Path) -> ctypes.CDLL:
+    return loaded(exported, "fuse")
+
+
+def kind(epilogue: str = FUSED.hash) -> Kind:
+    return Kind(epilogue=epilogue)
+
+
+def problem(m: int = 200, n: int = 304, k: int = 64, batch: int = 1, ld: int | None = None) -> Problem:
+    """Return a problem of FUSED with matrices that are far apart."""
+    a, b, d, bias, scale, residual = (BASE + (at << 36) for at in range(6))
+    strides = {"batch_stride_a": m * k, "batch_stride_b": 0, "batch_stride_d": m * n} if batch > 1 else {}
+    aux = (Aux(bias), Aux(scale, batch_stride=m), Aux(value=0.5), Aux(residual, ld or n, m * (ld or n)))
+    given = Problem(m, n, k, batch, a=a, b=b, d=d, beta=0.5, aux=aux, **strides)
+    return with_dense_strides(given, kind())
+
+
+def chosen(
+    c: ctypes.CDLL, given: Problem, of: Kind, change: Callable[[CProblem], object] = lambda problem: None
+) -> tuple[int, str]:
+    """Return the status of hgemm_select_for, and the symbol or the message."""
+    words, choice = CProblem.of(of, given, ANY_WORKSPACE), CChoice()
+    change(words)
+    device = CDevice(8, 0, 108, 166912)
+    status = c.fuse_select_for(ctypes.byref(device), ctypes.byref(words), ctypes.byref(choice))
+    return status, (choice.symbol if status == 0 else c.fuse_last_message()).decode()
+
+
+def test_the_list_names_the_inputs(c: ctypes.CDLL, library: Library) -> None:
+    count = c.fuse_list(None, 0)
+    variants = (CVariant * count)()
+    c.fuse_list(variants, count)
+    found = {one.symbol.decode(): one.epilogue for one in variants}
+    for record in library.records():
+        epilogue, listed = LaunchTraits.of(record.data).epilogue, found[record.symbol]
+        assert bool(listed) == (epilogue is not None)
+        if epilogue:
+            assert (listed.contents.hash.decode(), listed.contents.formula.decode()) == (
+                epilogue.hash,
+                epilogue.formula,
+            )
+            inputs = [
+                (one.name.decode(), one.kind, one.dtype) for one in listed.contents.inputs[: len(epilogue.operands)]
+            ]
+            assert listed.contents.input_count == len(inputs)
+            wanted = {FUSED: [("bias", 1, -1), ("scale", 2, 2), ("gain", 0, -1), ("residual", 3, -1)]}
+            assert inputs == wanted.get(epilogue, [("hgemm_gate", 3, 2)])
+
+
+@pytest.mark.parametrize("ld", [None, 305, 308])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_c_selects_what_python_selects(c: ctypes.CDLL, library: Library, ld: int | None, batch: int) -> None:
+    given = problem(batch=batch, ld=ld)
+    query = SelectionQuery.of(kind(), given, ANY_WORKSPACE, FUSED)
+    python = Selector(open_library(library.folder).table, Target((8, 0), 108, 166912)).choose(query)
+    assert chosen(c, given, kind()) == (0, python.symbol)
+
+
+def test_an_expression_selects_its_own_kernels_only(c: ctypes.CDLL, library: Library) -> None:
+    epilogues = {record.symbol: LaunchTraits.of(record.data).epilogue for record in library.records()}
+    status, symbol = chosen(c, problem(), kind())
+    assert status == 0 and epilogues[symbol] == FUSED
+    status, symbol = chosen(c, problem(), kind(epilogue="none"), lambda words: setattr(words, "beta", 0.0))
+    assert status == 0 and epilogues[symbol] is None
+
+
+def test_programs_of_the_first_header_still_run(c: ctypes.CDLL) -> None:
+    def first_header(words: CProblem) -> None:
+        words.beta, words.struct_size = 0.0, CProblem.epilogue.offset
+        words.epilogue = b"behind the end of the struct"
+
+    assert chosen(c, problem(), kind(epilogue="none"), first_header)[0] == 0
+
+
+def _aux(at: int, **values: object) -> Callable[[CProblem], object]:
+    def change(words: CProblem) -> None:
+        for name, value in values.items():
+            setattr(words.aux[at], name, value)
+
+    return change
+
+
+WRONG: Mapping[str, tuple[Callable[[CProblem], object], int, str]] = {
+    "hash": (
+        lambda words: setattr(words, "epilogue", b"00000000"),
+        7,
+        'no kernel of this library has the epilogue "00000000"',
+    ),
+    "prefix": (lambda words: setattr(words, "epilogue", FUSED.hash[:4].encode()), 7, "see hgemm_list"),
+    "activation": (lambda words: setattr(words, "activation", 1), 7, "with an epilogue, both must be 0"),
+    "element": (
+        _aux(1, pointer=BASE + (40 << 36) + 2),
+        10,
+        "the address of scale, .* is not a multiple of its element size, 4",
+    ),
+    "leading": (_aux(3, ld=303), 11, "the leading dimension of residual is 303: it must be at least 304"),
+    "stride": (_aux(0, batch_stride=-1), 12, "the batch stride of bias is -1"),
+    "overlap": (_aux(0, pointer=BASE + (2 << 36) + 64), 13, "D overlaps bias"),
+    "in place, but elsewhere": (_aux(3, pointer=BASE + (2 << 36) + 64), 13, "D overlaps residual"),
+    "scalar": (_aux(2, pointer=BASE + (2 << 36)), 13, "D overlaps gain"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_inputs_are_named(c: ctypes.CDLL, case: str) -> None:
+    change, status, message = WRONG[case]
+    found, text = chosen(c, problem(batch=2), kind(), change)
+    assert found == status
+    assert re.search(message.replace("hgemm", "fuse"), text), text
+
+
+def test_a_matrix_of_ds_type_may_be_d(c: ctypes.CDLL) -> None:
+    given = problem()
+    assert chosen(c, given, kind(), _aux(3, pointer=given.d))[0] == 0
+
+
+def test_beta_needs_an_expression_with_beta(c: ctypes.CDLL) -> None:
+    given = problem()
+    status, text = chosen(c, given, kind(epilogue=OTHER.hash), _aux(0, pointer=BASE + (50 << 36), ld=304))
+    assert status == 15 and "need beta 0" in text
+
+
+def test_products_are_right(library: Library, tmp_path: Path) -> None:
+    """C selects, checks and launches; the driver computes. A missing input fails."""
+    folder = export_paper(library, tmp_path / "export")
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(fake_driver(tmp_path / "driver")), "FAKE_CAPABILITY": "80"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, TESTS / "export_trials.py", folder, library.folder]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "2 sorts, 2 kernels\n"), done.stdout + done.stderr
