@@ -85,7 +85,7 @@ static hgemm_status check_extents(hgemm_problem const *p) {
 enum { EPILOGUE_SHIFT = 28, HASH_DIGITS = 8 };
 
 hgemm_epilogue const *hgemm_epilogue_of(uint64_t kind) {
-  for (uint32_t i = 0; kind >> EPILOGUE_SHIFT != 0 && i < HGEMM_EPILOGUE_COUNT; ++i) {
+  for (uint32_t i = 0; kind >> EPILOGUE_SHIFT != 0 && hgemm_epilogues[i].hash != NULL; ++i) {
     if (strtoul(hgemm_epilogues[i].hash, NULL, 16) == (uint32_t)(kind >> EPILOGUE_SHIFT)) return &hgemm_epilogues[i];
   }
   return NULL;
@@ -100,7 +100,7 @@ static hgemm_status find_epilogue(hgemm_problem const *p, hgemm_epilogue const *
                       "bias_kind is %ld and activation %ld: with an epilogue, both must be 0, and a bias is an input",
                       (long)p->bias_kind, (long)p->activation);
   }
-  for (uint32_t i = 0; i < HGEMM_EPILOGUE_COUNT && *found == NULL; ++i) {
+  for (uint32_t i = 0; hgemm_epilogues[i].hash != NULL && *found == NULL; ++i) {
     if (strncmp(hgemm_epilogues[i].hash, p->epilogue, HASH_DIGITS + 1) == 0) *found = &hgemm_epilogues[i];
   }
   if (*found != NULL) return HGEMM_OK;

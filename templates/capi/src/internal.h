@@ -74,7 +74,7 @@ typedef struct hgemm_survey {
   uint32_t first, count, first_options, options_count;
 } hgemm_survey;
 
-extern hgemm_epilogue const hgemm_epilogues[HGEMM_EPILOGUE_COUNT + 1];
+extern hgemm_epilogue const hgemm_epilogues[HGEMM_EPILOGUE_COUNT + 1]; /* the last one has no hash */
 extern hgemm_group const hgemm_groups[HGEMM_GROUP_COUNT];
 extern hgemm_row const hgemm_rows[HGEMM_ROW_COUNT];
 extern hgemm_survey const hgemm_surveys[HGEMM_SURVEY_COUNT + 1];
