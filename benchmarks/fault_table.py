@@ -1224,6 +1224,10 @@ MMA_SYNC_DIRECT = (
 _FORMULA = "scale: Column; residual: Matrix; gain: Scalar; relu(alpha * acc + bias) * scale * gain + residual"
 EXPRESSION = {**_CP_ASYNC, "epilogue": _FORMULA}
 EXPRESSION_90 = {"arch": "sm_90a", "tile": "64x24x64", "epilogue": _FORMULA}
+_PAIR = "residual: Matrix; silu(gate) * up + bias + residual"
+PAIR = {**_CP_ASYNC, "epilogue": _PAIR}
+PAIR_90 = {"arch": "sm_90a", "tile": "64x80x64", "epilogue": _PAIR}
+PAIRED_SHAPES = "32x64x80,33x48x75@2"
 RAGGED_BATCHES = "33x41x40,33x41x40@2,33x41x40,33x41x40@3"
 """Every second case passes its scalars by pointer, one for each matrix of the batch."""
 
@@ -1304,6 +1308,48 @@ EXPRESSIONS = (
         EXPRESSION_90,
         "65x25x70",
         ("bounds",),
+    ),
+    Fault(
+        "a gated pair: the gate for both factors",
+        At("WarpEpilogue::store_expression", "values[SECOND + e]").replace("values[e]"),
+        PAIR,
+        PAIRED_SHAPES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "a gated pair: neighbouring vectors of a staged row as its factors",
+        At("WarpEpilogue::first_float", "index * 8").replace("index * 4"),
+        PAIR,
+        PAIRED_SHAPES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "a gated pair: the columns of B for those of D",
+        At("columns_of_d", "problem.n / accumulators_of<Policy>").replace("problem.n"),
+        PAIR,
+        PAIRED_SHAPES,
+        ("bounds",),
+    ),
+    Fault(
+        "wgmma, a gated pair: the factors exchanged",
+        At("Epilogue::evaluate", "apply(first, second").replace("apply(second, first"),
+        PAIR_90,
+        PAIRED_SHAPES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma, a gated pair: the place of B for that of D",
+        At("EpilogueSubtile::place", "first_column / parts + column").replace("first_column + column"),
+        PAIR_90,
+        "65x160x70",
+        (NUMBERS,),
+    ),
+    Fault(
+        "few rows, a gated pair: the next column as the second factor",
+        At("store_sums", "part * 8").replace("part"),
+        {**TO_REGISTERS, "epilogue": _PAIR},
+        "16x96x512",
+        (NUMBERS,),
     ),
 )
 

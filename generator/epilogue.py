@@ -133,12 +133,13 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
         for at, one in enumerate(operands)
     ]
     loads = "".join(f" {one.name}_.load(at);" for one in operands)
+    accumulators = "float acc, float up" if epilogue.gated else "float acc, float"
     lines = [f"      {_step(epilogue, at)}" for at in range(len(epilogue.nodes)) if epilogue.nodes[at].op not in _PLAIN]
     return "\n".join(
         [
             *(f"  // {line}" for line in _wrapped(epilogue.formula)),
             "  struct Expression {",
-            f"    static constexpr int operands = {len(operands)};",
+            f"    static constexpr int operands = {len(operands)}, accumulators = {2 if epilogue.gated else 1};",
             "",
             "    template <template <hgemm::AuxKind, class, int> class Of>",
             "    struct Inputs {",
@@ -148,7 +149,7 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
             "    };",
             "",
             "    template <class Given, class... At>",
-            "    HGEMM_DEVICE static float apply(float acc, Given const& given, hgemm::Problem const& problem, At... at) {",
+            f"    HGEMM_DEVICE static float apply({accumulators}, Given const& given, hgemm::Problem const& problem, At... at) {{",
             *lines,
             f"      return {_name(epilogue, len(epilogue.nodes) - 1)};",
             "    }",
@@ -157,7 +158,7 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
     )
 
 
-_PLAIN = ("acc", "constant")
+_PLAIN = ("acc", "up", "constant")
 """Nodes that need no variable."""
 _MAX_COLUMNS = 116
 
@@ -176,7 +177,7 @@ def _name(epilogue: Epilogue, at: int) -> str:
     if node.op == "constant":
         text = f"{node.value!r}"
         return f"{text}f" if "." in text or "e" in text else f"{text}.f"
-    return "acc" if node.op == "acc" else f"x{at}"
+    return node.op if node.op in ("acc", "up") else f"x{at}"
 
 
 def _step(epilogue: Epilogue, at: int) -> str:

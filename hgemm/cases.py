@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import PAIR_COLUMNS
 from hgemm.errors import RequestError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import BIASES, MAX_EXTENT, LaunchOptions
@@ -239,11 +240,22 @@ _OPTIONS = (
 def varied(traits: LaunchTraits, cases: list[Case]) -> list[Case]:
     """Return the cases with options and biases that change from one to the next, if the launch decides them."""
     found = []
-    for at, case in enumerate(cases):
+    for at, case in enumerate(whole_pairs(traits, cases)):
         options = case.options or _OPTIONS[at % len(_OPTIONS)]
         bias = BIASES[at % len(BIASES)] if traits.decides_bias else "none"
         open_fields = traits.decides_splits or traits.decides_raster
         found.append(replace(case, bias=bias, options=options if open_fields else None))
+    return found
+
+
+def whole_pairs(traits: LaunchTraits, cases: list[Case]) -> list[Case]:
+    """Return the cases. For a gated pair, n is rounded up to whole pairs of blocks, and m to the same number if A is B."""
+    if not traits.epilogue or not traits.epilogue.gated:
+        return cases
+    found = []
+    for case in cases:
+        n = -(-case.shape.n // (2 * PAIR_COLUMNS)) * 2 * PAIR_COLUMNS
+        found.append(replace(case, shape=replace(case.shape, n=n, m=n if case.same_ab else case.shape.m)))
     return found
 
 

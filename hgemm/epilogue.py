@@ -32,6 +32,10 @@ OF_PROBLEM = ("alpha", "beta")
 """Names of scalars that a launch takes from its problem. They are host values."""
 HASH_DIGITS = 8
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+PAIR = ("gate", "up")
+"""The accumulators of a gated pair, in formulas and as the first arguments of a function."""
+PAIR_COLUMNS = 8
+"""Columns of B in a block of a gated pair: a block of the first factor, then one of the second, and so on."""
 RESERVED = ("acc", "a", "b", "d", "out", "workspace", "stream", "options")
 """Names that no input may have: they are arguments of a product."""
 
@@ -90,7 +94,8 @@ OPERATIONS = {
 A new one also needs: its function in hgemm/epilogue_language.py, its device code in generator/epilogue.py, and its bound in
 hgemm/epilogue_reference.py.
 """
-_LEAVES = ("acc", "input", "constant")
+_LEAVES = ("acc", "up", "input", "constant")
+_ACCUMULATORS = ("acc", "up")
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Node:
-    """A step: an operation on earlier nodes, the accumulator, an input (by its position), or a constant."""
+    """A step: an operation on earlier nodes, an accumulator, an input (by its position), or a constant.
+
+    `acc` is the accumulator, or the first one of a gated pair. `up` is the second one.
+    """
 
     op: str
     arguments: tuple[int, ...] = ()
@@ -154,6 +162,11 @@ class Epilogue:
     def operands(self) -> tuple[Input, ...]:
         """The inputs that a launch passes beside the problem, in this order."""
         return tuple(one for one in self.inputs if not one.in_problem)
+
+    @cached_property
+    def gated(self) -> bool:
+        """Whether an element of D comes from a pair of columns of A B, which alternate in blocks of PAIR_COLUMNS."""
+        return any(node.op == "up" for node in self.nodes)
 
     @property
     def steps(self) -> int:
@@ -194,8 +207,8 @@ class Epilogue:
         yield written[-1][0]
 
     def _formula(self, node: Node, written: Sequence[tuple[str, bool]]) -> tuple[str, bool]:
-        if node.op == "acc":
-            return "acc", False
+        if node.op in _ACCUMULATORS:
+            return (PAIR[_ACCUMULATORS.index(node.op)] if self.gated else "acc"), False
         if node.op == "input":
             return self.inputs[node.arguments[0]].name, False
         if node.op == "constant":
@@ -276,7 +289,10 @@ def canonical(inputs: Sequence[Input], nodes: Sequence[Node], result: int) -> Ep
     if kept[-1].is_condition:
         raise EpilogueError("the result is a condition; write where(condition, x, y)")
     if not any(node.op == "acc" for node in kept):
-        raise EpilogueError("the result does not depend on the accumulator, the first argument")
+        missing = "gate, the first accumulator" if found.gated else "the accumulator, the first argument"
+        raise EpilogueError(f"the result does not depend on {missing}")
+    if found.gated and any(one.name in PAIR for one in found.inputs):
+        raise EpilogueError(f"an input cannot be named {' or '.join(PAIR)} beside the accumulators of these names")
     if len(found.operands) > MAX_INPUTS:
         raise EpilogueError(f"the expression has {len(found.operands)} inputs; the limit is {MAX_INPUTS}")
     return found
@@ -335,6 +351,17 @@ def has_vectors(text: str) -> bool:
     return bool(found) and any(one.kind != "scalar" for one in found.inputs)
 
 
+def accumulators_of(text: str) -> int:
+    """Return how many accumulators an element of D takes: 2 for a gated pair, else 1."""
+    found = parse_epilogue(text)
+    return 2 if found and found.gated else 1
+
+
+def columns_of_d(epilogue: Epilogue | None, n: int) -> int:
+    """Return the columns of D for n columns of B: half of them for a gated pair."""
+    return n // 2 if epilogue and epilogue.gated else n
+
+
 def _parts(document: Mapping[str, Any]) -> tuple[tuple[Input, ...], tuple[Node, ...], int]:
     if not isinstance(document, dict) or document.keys() != {"inputs", "nodes"}:
         raise EpilogueError("the text of an expression must have inputs and nodes")
@@ -371,7 +398,7 @@ def _node(op: str, rest: list, inputs: int, before: Sequence[Node]) -> Node:
             raise EpilogueError("a constant is not a float")
         return Node(op, (), value)
     count = len(before) if op in OPERATIONS else inputs
-    expected = OPERATIONS[op].arguments if op in OPERATIONS else {"acc": 0, "input": 1}[op]
+    expected = OPERATIONS[op].arguments if op in OPERATIONS else {"acc": 0, "up": 0, "input": 1}[op]
     if len(rest) != expected or not all(type(one) is int and 0 <= one < count for one in rest):
         raise EpilogueError(f"operation {op} has malformed arguments")
     if op in OPERATIONS:

@@ -5,6 +5,9 @@
     def epilogue(acc, bias: Row, scale: Column["f32"], residual: Matrix, alpha: Scalar):
         return gelu(alpha * acc + bias) * scale + residual
 
+    def gated(gate, up):  # two products of A, whose weights alternate in blocks of columns of B
+        return silu(gate) * up
+
 The function is called once, with objects that note each operation. So `if` and `while` on its values do not work, and loops over
 Python numbers do. A text, such as "relu(alpha * acc + bias)", is parsed with Python's `ast`, and never run.
 """
@@ -24,6 +27,7 @@ from hgemm.epilogue import (
     MAX_NODES,
     MAX_TEXT,
     OPERATIONS,
+    PAIR,
     Epilogue,
     EpilogueError,
     Input,
@@ -293,12 +297,16 @@ def trace(function: Callable[..., Any]) -> Epilogue:
     if code is None:
         raise EpilogueError(f"an epilogue is a Python function, not a {type(function).__name__}")
     values: list[Value] = []
-    for at, parameter in enumerate(inspect.signature(function).parameters.values()):
+    parameters = inspect.signature(function).parameters
+    for at, parameter in enumerate(parameters.values()):
         try:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise EpilogueError(f"`{parameter}` has no fixed number of inputs: name each one")
             if at == 0:
                 values.append(Value("acc"))
+                continue
+            if at == 1 and parameter.annotation is parameter.empty and tuple(parameters)[:2] == PAIR:
+                values.append(Value("up"))
                 continue
             check_name(parameter.name)
             annotation = None if parameter.annotation is parameter.empty else parameter.annotation
@@ -311,7 +319,10 @@ def trace(function: Callable[..., Any]) -> Epilogue:
             f"{code.co_filename}:{code.co_firstlineno}: the first argument is the accumulator; there is none"
         )
     try:
-        return expression_of(function(*values))
+        found = expression_of(function(*values))
+        if any(value.op == "up" for value in values) and not found.gated:
+            raise EpilogueError("the result does not depend on up, the second accumulator")
+        return found
     except Exception as error:  # whatever the user's function raises, the message names its line
         raise EpilogueError(f"{code.co_filename}:{_raised_at(error, function)}: {_reason(error)}") from error
 
@@ -397,6 +408,7 @@ def epilogue_of(text: str) -> Epilogue | None:
 
         relu(alpha * acc + bias)
         scale: Column; residual: Matrix['f16']; y = gelu(acc) * scale; y + residual
+        silu(gate) * up
 
     The text is parsed and never run.
     Raises: EpilogueError with the part that is not supported.
@@ -436,7 +448,13 @@ class _Text:
                 result = self._value(statement.value)
             else:
                 raise EpilogueError(f"`{ast.unparse(statement)}` is not supported in an epilogue")
-        return expression_of(result)
+        found = expression_of(result)
+        lone = [name for name in PAIR if getattr(self.names.get(name), "op", "") in ("acc", "up")]
+        if lone and not found.gated:
+            raise EpilogueError(
+                f"`{lone[0]}` is an accumulator of a gated pair: use both {PAIR[0]} and {PAIR[1]}, or acc"
+            )
+        return found
 
     def _declare(self, name: str, found: InputType) -> None:
         if name in self.names:
@@ -481,6 +499,9 @@ class _Text:
 
     def _named(self, name: str) -> Any:
         if name not in self.names:
+            if name in PAIR:
+                self.names[name] = Value(("acc", "up")[PAIR.index(name)])
+                return self.names[name]
             if name not in USUAL:
                 raise EpilogueError(
                     f"`{name}` has no type; write '{name}: Matrix; ...' (or Row, Column, Scalar) before the formula"

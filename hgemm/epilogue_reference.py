@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import Epilogue, as_f32
+from hgemm.epilogue import PAIR_COLUMNS, Epilogue, as_f32
 
 F32_ROUND, _F32_CUT = 2.0**-24, 2.0**-23
 _TINY = 2.0**-126
@@ -245,17 +245,28 @@ def _ends(function: Callable, x: Interval, y: Interval) -> Interval:
 # ==== Evaluation ====
 
 
+def pair_of(product: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return both factors of a gated pair. Shapes: the product (batch, m, 2 n), each factor (batch, m, n)."""
+    blocks = product.reshape(*product.shape[:-1], -1, 2, PAIR_COLUMNS)
+    gate, up = (blocks[..., at, :].reshape(*product.shape[:-1], -1) for at in range(2))
+    return gate, up
+
+
 def evaluate(epilogue: Epilogue, accumulator: Interval, inputs: Mapping[str, np.ndarray]) -> Interval:
     """Return D before it is rounded to its type.
 
-    Shapes: the accumulator (batch, m, n); inputs broadcast to it. Their values are exact. Where there is no bound, all three
-        fields are NaN.
+    Shapes: the accumulator (batch, m, n); inputs broadcast to it, or to (batch, m, n / 2) for a gated pair. Their values are
+        exact. Where there is no bound, all three fields are NaN.
     """
     found: list[Interval | Condition] = []
+    accumulators = {"acc": accumulator}
+    if epilogue.gated:
+        ends = zip(*(pair_of(one) for one in (accumulator.exact, accumulator.low, accumulator.high)))
+        accumulators = {name: Interval(*one) for name, one in zip(("acc", "up"), ends)}
     with np.errstate(all="ignore"):
         for node in epilogue.nodes:
-            if node.op == "acc":
-                found.append(accumulator)
+            if node.op in accumulators:
+                found.append(accumulators[node.op])
             elif node.op == "input":
                 found.append(Interval.around(np.asarray(inputs[epilogue.inputs[node.arguments[0]].name], np.float64)))
             elif node.op == "constant":

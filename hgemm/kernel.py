@@ -16,7 +16,7 @@ from hgemm.arrays import View, stream_handle, view
 from hgemm.device import Function, Image, checked, driver, open_device, ordinal_of
 from hgemm.dispatch_table import default_options, kind_of, row_of
 from hgemm.dtypes import stored_dtype
-from hgemm.epilogue import Input
+from hgemm.epilogue import Input, columns_of_d
 from hgemm.errors import ProblemError
 from hgemm.launch import (
     MAP_BYTES,
@@ -238,6 +238,7 @@ def _aux_of(
 
 
 def _aux_array(traits: LaunchTraits, array: View, given: Input, m: int, n: int, batch: int) -> Aux:
+    n = columns_of_d(traits.epilogue, n)
     shape = {"scalar": (), "row": (n,), "column": (m,), "matrix": (m, n)}[given.kind]
     dtype = "f32" if given.kind == "scalar" else given.of(traits.dtype_d)
     legal = [shape, (1, *shape), (batch, *shape)] + ([(m, 1)] if given.kind == "column" else [])
@@ -292,7 +293,13 @@ def _sizes(traits: LaunchTraits, views: Mapping[str, View]) -> tuple[int, int, i
             raise ProblemError(f"{traits.symbol}: {name} has {len(views[name].shape)} axes: pass 2, or 3 with a batch")
     (m, k), n = views["A"].shape[-2:], views["B"].shape[-1]
     column = traits.bias == "column" or (traits.bias == LAUNCH and "bias" in views and bias_kind_of(views) == "column")
-    expected = {"A": (m, k), "B": (k, n), "D": (m, n), "C": (m, n), "bias": (m,) if column else (n,)}
+    expected = {
+        "A": (m, k),
+        "B": (k, n),
+        "D": (m, columns_of_d(traits.epilogue, n)),
+        "C": (m, n),
+        "bias": (m,) if column else (n,),
+    }
     batch = max(
         view.shape[0] if len(view.shape) > len(expected[name]) else 1
         for name, view in views.items()

@@ -13,7 +13,7 @@ from typing import Any
 
 from hgemm.device import checked, driver, open_device
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import Input
+from hgemm.epilogue import PAIR_COLUMNS, Input
 from hgemm.errors import ProblemError
 from hgemm.launch_traits import INPUT, MAX_MAP_STRIDE_BYTES, VECTOR_BYTES, LaunchTraits, TensorMapRule
 from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem
@@ -82,7 +82,7 @@ def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
     found = [
         matrix("A", p.a, a_shape, p.lda, p.batch_stride_a, bytes_a, traits.align_a),
         matrix("B", p.b, b_shape, p.ldb, p.batch_stride_b, bytes_b, traits.align_b),
-        matrix("D", p.d, (p.m, p.n), p.ldd, p.batch_stride_d, bytes_d, traits.align_d),
+        matrix("D", p.d, (p.m, traits.columns_of_d(p.n)), p.ldd, p.batch_stride_d, bytes_d, traits.align_d),
     ]
     if traits.beta and p.beta != 0:
         found.append(matrix("C", p.c, (p.m, p.n), p.ldc, p.batch_stride_c, bytes_d, traits.align_d))
@@ -100,7 +100,8 @@ def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
 def _aux_matrix(traits: LaunchTraits, problem: Problem, given: Input, aux: Aux) -> Matrix:
     dtype = "f32" if given.kind == "scalar" else given.of(traits.dtype_d)
     size, rows, align = DTYPES[dtype].bytes, 1, 1
-    columns = {"scalar": 1, "row": problem.n, "column": problem.m, "matrix": problem.n}[given.kind]
+    across = traits.columns_of_d(problem.n)
+    columns = {"scalar": 1, "row": across, "column": problem.m, "matrix": across}[given.kind]
     leading = columns
     if given.kind == "matrix":
         rows, align = problem.m, aux_align(traits, dtype)
@@ -184,6 +185,11 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
         smallest = 0 if name == "k" and not traits.tensor_maps else 1
         if not smallest <= value <= MAX_EXTENT:
             yield f"{name} is {value}: use {smallest} to {MAX_EXTENT}"
+    if traits.epilogue and traits.epilogue.gated and problem.n % (2 * PAIR_COLUMNS):
+        yield (
+            f"n is {problem.n}: the epilogue takes pairs of {PAIR_COLUMNS} columns of B, so n must be a multiple of "
+            f"{2 * PAIR_COLUMNS}"
+        )
     options = problem.options
     if options and (options.splits < 1 or options.whole_tiles < 0 or not options.raster_tiles):
         yield f"the launch options are {options}: splits must be 1 or more, whole_tiles not negative, raster_tiles not 0"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import NONE, Epilogue, EpilogueError, Input, parse_epilogue
+from hgemm.epilogue import NONE, Epilogue, EpilogueError, Input, columns_of_d, parse_epilogue
 from hgemm.errors import LibraryError
 from hgemm.problem import LAUNCH
 from hgemm.record import current_rule, current_spec
@@ -174,6 +174,10 @@ class LaunchTraits:
     def takes_beta(self) -> bool:
         """Whether D depends on the problem's beta."""
         return self.beta or bool(self.epilogue and self.epilogue.takes("beta"))
+
+    def columns_of_d(self, n: int) -> int:
+        """Return the columns of D for n columns of B: half of them for a gated pair."""
+        return columns_of_d(self.epilogue, n)
 
     @property
     def matrices(self) -> tuple[Input, ...]:

@@ -64,18 +64,18 @@ class OperandLayout:
 
 def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout]:
     """Return the memory layout of each operand of a case: as dense as the variant's alignments allow, or with gaps."""
-    s = case.shape
+    s, n = case.shape, traits.columns_of_d(case.shape.n)
     extents = {
         "a": ((s.m, s.k) if traits.a_k_major else (s.k, s.m), traits.dtype_a, traits.align_a),
         "b": ((s.n, s.k) if traits.b_k_major else (s.k, s.n), traits.dtype_b, traits.align_b),
         "c": ((s.m, s.n), traits.dtype_d, traits.align_d),
-        "d": ((s.m, s.n), traits.dtype_d, traits.align_d),
+        "d": ((s.m, n), traits.dtype_d, traits.align_d),
         "bias": ((1, s.n if bias_of_case(traits, case) == "row" else s.m), traits.dtype_d, 1),
     }
     for one in traits.epilogue.operands if traits.epilogue else ():
         dtype = "f32" if one.kind == "scalar" else one.of(traits.dtype_d)
         align = aux_align(traits, dtype) if one.kind == "matrix" else 1
-        shape = {"scalar": (1, 1), "row": (1, s.n), "column": (1, s.m), "matrix": (s.m, s.n)}[one.kind]
+        shape = {"scalar": (1, 1), "row": (1, n), "column": (1, s.m), "matrix": (s.m, n)}[one.kind]
         extents[INPUT + one.name] = (shape, dtype, align)
     inputs, matrices = (
         [name for name in extents if name.startswith(INPUT)],
@@ -146,8 +146,9 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
 def _inputs(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Draw the inputs of an expression by name. Shapes: (batch, 1 or m, 1 or n)."""
     s, found = case.shape, {}
+    n = traits.columns_of_d(s.n)
     for one in traits.epilogue.operands if traits.epilogue else ():
-        shape = {"scalar": (1, 1), "row": (1, s.n), "column": (s.m, 1), "matrix": (s.m, s.n)}[one.kind]
+        shape = {"scalar": (1, 1), "row": (1, n), "column": (s.m, 1), "matrix": (s.m, n)}[one.kind]
         batch = _batch(case, INPUT + one.name, one.kind == "matrix")
         if one.kind == "scalar":
             batch = batch if case.loose else 1  # a scalar of the host is one number

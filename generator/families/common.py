@@ -10,6 +10,7 @@ from generator.arch import ARCHS, Arch
 from generator.families.base import Change, Plan
 from generator.layouts import VECTOR_BYTES
 from generator.spec import Raster, Schedule
+from hgemm.epilogue import PAIR_COLUMNS, accumulators_of
 from hgemm.problem import LAUNCH
 
 OPCODE_SUFFIXES = {"bf16": ".BF16", "tf32": ".TF32"}
@@ -128,6 +129,22 @@ def expression(plan: Plan) -> str | None:
     return f"epilogue is an expression, and {', '.join(found)} as well; write them in the expression" if found else None
 
 
+def gated_pair(plan: Plan) -> str | None:
+    spec = plan.spec
+    if accumulators_of(spec.epilogue) == 1:
+        return None
+    if spec.form != "atoms":
+        return f"epilogue is of a gated pair; form {spec.form} has one accumulator for an element of D"
+    if spec.swap_ab:
+        return "epilogue is of a gated pair; with swapped operands, its columns of B are rows of the instruction"
+    for what, columns in (("tile", spec.cta_tile), ("warp tile", spec.warp_tile)):
+        if columns.n % (2 * PAIR_COLUMNS):
+            return (
+                f"epilogue is of a gated pair; {what} {columns} does not have a multiple of {2 * PAIR_COLUMNS} columns"
+            )
+    return None
+
+
 # ==== Fixes: changes that may mend a rule, the nearest first ====
 
 
@@ -183,6 +200,16 @@ def expression_alone(plan: Plan) -> list[Change]:
     """Only the expression."""
     alone = {"beta": "off", "bias": "none", "activation": "none"}
     return [alone, {"form": "atoms"}, {**alone, "form": "atoms"}, {"epilogue": "none"}]
+
+
+def for_pairs(plan: Plan) -> Iterator[Change]:
+    """Form atoms, operands that are not swapped, and whole pairs of blocks in a tile."""
+    tile = plan.spec.cta_tile
+    step = 2 * PAIR_COLUMNS
+    wider = {"cta_tile": f"{tile.m}x{max(1, -(-tile.n // step)) * step}x{tile.k}"}
+    yield from ({"form": "atoms"}, {"swap_ab": "off"}, {"form": "atoms", "swap_ab": "off"}, wider)
+    yield {**wider, "form": "atoms"}
+    yield {"cta_tile": f"{tile.m}x{max(1, -(-tile.n // 64)) * 64}x{tile.k}"}  # of several warps
 
 
 def d_aligned_to_16_bytes(plan: Plan) -> list[Change]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from generator.errors import ProofError
-from hgemm.cases import Case, Shape
+from hgemm.cases import Case, Shape, whole_pairs
 from hgemm.dtypes import DTYPES, encode, representable
 from hgemm.epilogue_reference import Interval, evaluate
 from hgemm.launch_traits import LaunchTraits
@@ -313,6 +313,5 @@ def order_cases(traits: LaunchTraits) -> list[Case]:
     alpha = 1.0 if traits.activation in _EXACT_ACTIVATIONS else 2.0**10
     options = LaunchOptions(1, 0, 1) if traits.decides_splits or traits.decides_raster else None
     shapes = (Shape(m + 5, n + 9, k), Shape(17, n, k, 2), Shape(1, n // 2 + 1, k))
-    return [
-        Case(shape, alpha, bias=traits.bias if traits.bias != "launch" else "none", options=options) for shape in shapes
-    ]
+    bias = traits.bias if traits.bias != "launch" else "none"
+    return whole_pairs(traits, [Case(shape, alpha, bias=bias, options=options) for shape in shapes])

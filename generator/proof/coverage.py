@@ -8,6 +8,7 @@ from typing import Any
 
 from generator.proof.executor import Report
 from hgemm.cases import FAR_ELEMENTS, TILES_PER_CTA
+from hgemm.epilogue import PAIR_COLUMNS
 from hgemm.launch import Matrix, ctas, matrices, splits_of
 from hgemm.launch_traits import INPUT, LaunchTraits
 from hgemm.problem import Problem
@@ -93,6 +94,8 @@ class Coverage:
         if _has_groups(traits) and self.groups < 2:
             yield "no problem leaves the first group of the raster and ends within another one"
         missing = {f"{name} {edge}" for name in "mnk" for edge in _EDGES} - self.edges
+        if traits.columns_of_d(2 * traits.tile_n) == traits.tile_n == 2 * PAIR_COLUMNS:
+            missing -= {f"n {_EDGES[0]}"}  # one pair of blocks: no n is smaller
         if missing:
             yield f"no extent is {', '.join(sorted(missing))} of a tile"
         needed = {"empty", "uneven"} if traits.splits > 1 else {"uneven"} if traits.decides_splits else set()

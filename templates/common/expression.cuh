@@ -38,6 +38,20 @@ inline constexpr bool has_expression = false;
 template <class Policy>
 inline constexpr bool has_expression<Policy, typename MakeVoid<typename Policy::Expression>::Type> = true;
 
+// Accumulators of an element of D: 2 for a gated pair, whose columns of B alternate in blocks of 8, else 1. D has as many times
+// fewer columns than B.
+template <class Policy, class = void>
+inline constexpr int accumulators_of = 1;
+template <class Policy>
+inline constexpr int accumulators_of<Policy, typename MakeVoid<typename Policy::Expression>::Type> =
+    Policy::Expression::accumulators;
+
+// The columns of D.
+template <class Policy>
+HGEMM_DEVICE int columns_of_d(Problem const& problem) {
+  return problem.n / accumulators_of<Policy>;
+}
+
 // The inputs of a kernel's problem.
 template <class Policy>
 HGEMM_DEVICE Aux const* aux_of(Problem const& problem) {

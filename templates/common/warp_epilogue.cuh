@@ -15,6 +15,7 @@ struct WarpEpilogue {
 
   static constexpr int mma_m = Policy::warp_m / 16;
   static constexpr int mma_n = Policy::warp_n / 8;
+  static constexpr int parts = accumulators_of<Policy>;  // of an element of D: neighbouring 16 x 8 blocks
   static constexpr int vec_elements = 16 / sizeof(Out);  // of a 16-byte vector
   static constexpr int pitch = Policy::epilogue_pitch;
   static constexpr int rows_at_once = Policy::epilogue_rows;  // of the warp tile in shared memory: 16 or 8
@@ -27,7 +28,7 @@ struct WarpEpilogue {
   Out const* c;  // (m, n)
   Out* d;        // (m, n)
   Out const* bias;
-  int row_first, column_first;  // of the warp tile
+  int row_first, column_first;  // of the warp tile, in D
   int lane, batch;
 
   HGEMM_DEVICE WarpEpilogue(Problem const& problem, int batch, int m_first, int n_first)
@@ -39,7 +40,7 @@ struct WarpEpilogue {
     int const warp = atoms::thread_index() / 32;
     lane = atoms::thread_index() % 32;
     row_first = m_first + warp % Policy::warps_m * Policy::warp_m;
-    column_first = n_first + warp / Policy::warps_m * Policy::warp_n;
+    column_first = (n_first + warp / Policy::warps_m * Policy::warp_n) / parts;
   }
 
   template <class Accumulators>
@@ -50,6 +51,8 @@ struct WarpEpilogue {
       store_direct(accumulators);
     }
   }
+
+  HGEMM_DEVICE int columns() const { return columns_of_d<Policy>(problem); }
 
   // The bias of one launch. A loop over elements of D has a copy for each kind, because a test in it is as slow as an addition.
   HGEMM_DEVICE bool has_bias(Bias kind) const {
@@ -62,9 +65,10 @@ struct WarpEpilogue {
   template <class Accumulators>
   HGEMM_DEVICE void store_direct(Accumulators const& accumulators) const {
     HGEMM_NO_UNROLL
-    for (int index = 0; index < mma_m * mma_n; ++index) {
-      float block[4];
-      pick(accumulators, index, block);
+    for (int index = 0; index < mma_m * mma_n / parts; ++index) {
+      float block[parts * 4];
+      HGEMM_UNROLL
+      for (int part = 0; part < parts; ++part) pick(accumulators, index * parts + part, block + part * 4);
       if (has_bias(Bias::row)) {
         store_block<Bias::row>(block, index);
       } else if (has_bias(Bias::column)) {
@@ -76,16 +80,16 @@ struct WarpEpilogue {
   }
 
   template <Bias BIAS>
-  HGEMM_DEVICE void store_block(float const (&block)[4], int index) const {
+  HGEMM_DEVICE void store_block(float const (&block)[parts * 4], int index) const {
     constexpr int width = Policy::align_d < 2 ? 1 : 2;
-    int const column = column_first + index % mma_n * 8 + lane % 4 * 2;
+    int const column = column_first + index % (mma_n / parts) * 8 + lane % 4 * 2;
     HGEMM_UNROLL
     for (int half = 0; half < 2; ++half) {
-      int const row = row_first + index / mma_n * 16 + half * 8 + lane / 4;
-      if (row < problem.m && column + 2 <= problem.n) {
+      int const row = row_first + index / (mma_n / parts) * 16 + half * 8 + lane / 4;
+      if (row < problem.m && column + 2 <= columns()) {
         store_vec<width, BIAS>(block + half * 2, row, column);
         if constexpr (width == 1) store_vec<1, BIAS>(block + half * 2 + 1, row, column + 1);
-      } else if (row < problem.m && column < problem.n) {
+      } else if (row < problem.m && column < columns()) {
         store_vec<1, BIAS>(block + half * 2, row, column);
       }
     }
@@ -125,7 +129,7 @@ struct WarpEpilogue {
   // Stores the rows in shared memory to D. Each lane takes one 16-byte vector of a row at a time.
   template <Bias BIAS>
   HGEMM_DEVICE void store_rows(float const* rows, int first) const {
-    constexpr int vecs_per_row = Policy::warp_n / vec_elements;
+    constexpr int vecs_per_row = Policy::warp_n / parts / vec_elements;
     constexpr int vecs = rows_at_once * vecs_per_row;
     constexpr int width = Policy::align_d < vec_elements ? Policy::align_d : vec_elements;
     HGEMM_NO_UNROLL
@@ -136,13 +140,15 @@ struct WarpEpilogue {
       // If half a row fills a shared-memory phase, rows 0 and 2 share one, then 1 and 3. Rows 0 and 1 would share banks.
       int const row = vecs_per_row % 8 == 4 ? (in_order & 12) | (in_order & 1) << 1 | (in_order >> 1 & 1) : in_order;
       int const along = index % vecs_per_row * vec_elements;  // column in the warp tile
-      int const left = first + row < problem.m ? problem.n - column_first - along : 0;
-      float const* const from = rows + row * pitch + index % vecs_per_row * 4;
+      int const left = first + row < problem.m ? columns() - column_first - along : 0;
+      float const* const from =
+          rows + row * pitch + (parts == 1 ? index % vecs_per_row * 4 : first_float(index % vecs_per_row));
       if (left >= vec_elements) {
-        float values[vec_elements];
+        float values[parts * vec_elements];  // (parts, vec_elements)
         HGEMM_UNROLL
-        for (int e = 0; e < vec_elements; e += 4) {
-          Vec16B const word = atoms::ld_shared(reinterpret_cast<Vec16B const*>(from + e / 4 * odd_words_at));
+        for (int e = 0; e < parts * vec_elements; e += 4) {
+          int const at = e / vec_elements * block_step + e % vec_elements / 4 * odd_words_at;
+          Vec16B const word = atoms::ld_shared(reinterpret_cast<Vec16B const*>(from + at));
           values[e] = atoms::bits_float(word.x);
           values[e + 1] = atoms::bits_float(word.y);
           values[e + 2] = atoms::bits_float(word.z);
@@ -150,7 +156,7 @@ struct WarpEpilogue {
         }
         HGEMM_UNROLL
         for (int e = 0; e < vec_elements; e += width) store_vec<width, BIAS>(values + e, first + row, column_first + along + e);
-      } else {
+      } else if constexpr (parts == 1) {  // the columns of a gated pair are a multiple of 8
         HGEMM_NO_UNROLL
         for (int e = 0; e < left; ++e) {
           float const value = atoms::ld_shared(from + e / 4 * odd_words_at + e % 4);
@@ -158,6 +164,11 @@ struct WarpEpilogue {
         }
       }
     }
+  }
+
+  // Where the first part of vector `index` of a gated pair starts in a staged row. The second part is 8 columns behind it.
+  HGEMM_DEVICE static int first_float(int index) {
+    return vec_elements == 8 ? index * 8 : index / 2 * 16 + index % 2 * 4;
   }
 
   // ---- Accumulators by a run-time index ---------------------------------------------------------------------------
@@ -229,7 +240,7 @@ struct WarpEpilogue {
 
   // Copies this lane's part of the 16 x 8 block (index / mma_n, index % mma_n).
   template <class Accumulators>
-  HGEMM_DEVICE static void pick(Accumulators const& accumulators, int index, float (&block)[4]) {
+  HGEMM_DEVICE static void pick(Accumulators const& accumulators, int index, float* block) {
     uint32_t pair[2];
     HGEMM_UNROLL
     for (int here = 0; here < mma_m * mma_n; ++here) {
@@ -250,10 +261,11 @@ struct WarpEpilogue {
 
   // ---- Arithmetic and store of WIDTH neighbours of a row ----------------------------------------------------------
 
-  template <int WIDTH, Bias BIAS>
+  // For a gated pair, the second numbers follow SECOND floats behind the first ones.
+  template <int WIDTH, Bias BIAS, int SECOND = Policy::store_through_shared ? vec_elements : 4>
   HGEMM_DEVICE void store_vec(float const* values, int row, int column) const {
     if constexpr (has_expression<Policy>) {
-      store_expression<WIDTH>(values, row, column);
+      store_expression<WIDTH, SECOND>(values, row, column);
     } else {
       bool const adds_c = Policy::beta && problem.beta != 0.f;
       Vec<Out, WIDTH> c_vec;
@@ -271,14 +283,14 @@ struct WarpEpilogue {
     }
   }
 
-  template <int WIDTH>
+  template <int WIDTH, int SECOND>
   HGEMM_DEVICE void store_expression(float const* values, int row, int column) const {
     NeighbourInputs<Policy, WIDTH> inputs;
     inputs.load(NeighboursAt{aux_of<Policy>(problem), batch, row, column});
     Vec<Out, WIDTH> d_vec;
     HGEMM_UNROLL
     for (int e = 0; e < WIDTH; ++e) {
-      d_vec.element[e] = atoms::from_float<Out>(Policy::Expression::apply(values[e], inputs, problem, e));
+      d_vec.element[e] = atoms::from_float<Out>(Policy::Expression::apply(values[e], parts == 2 ? values[SECOND + e] : 0.f, inputs, problem, e));
     }
     atoms::st_global(reinterpret_cast<Vec<Out, WIDTH>*>(d + row * problem.ldd + column), d_vec);
   }

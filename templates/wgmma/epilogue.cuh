@@ -63,7 +63,7 @@ struct AccumulatorPairs {
     return subtile.column_first + j * 8 + thread % 4 * 2;
   }
   HGEMM_DEVICE int rows() const { return Policy::swap_ab ? problem.n : problem.m; }
-  HGEMM_DEVICE int columns() const { return Policy::swap_ab ? problem.m : problem.n; }
+  HGEMM_DEVICE int columns() const { return Policy::swap_ab ? problem.m : columns_of_d<Policy>(problem); }
 
   // The pair there.
   template <class Subtile>
@@ -156,7 +156,7 @@ struct AccumulatorPairs {
   // Whether a subtile has column group j: a tile's last subtile may have fewer.
   template <int COUNT, class Subtile>
   HGEMM_DEVICE static bool has(Subtile const& subtile, int j) {
-    return Policy::tile_n % (COUNT * 8) == 0 || j < subtile.count / 8;
+    return Policy::tile_n / accumulators_of<Policy> % (COUNT * 8) == 0 || j < subtile.count / 8;
   }
 
   template <int WORDS>
@@ -284,7 +284,7 @@ struct AccumulatorPairs {
 // ---- Epilogue -----------------------------------------------------------------------------------------------------
 
 // Accumulators are blocks of (64, tile_n). Their rows are D's m and their columns D's n; with swap_ab the other way round. A
-// block is finished as subtiles of (64, columns).
+// block is finished as subtiles of (64, columns). For a gated pair, those come from twice as many columns of accumulators.
 template <class Policy>
 struct Epilogue {
   using Out = typename Policy::Out;
@@ -296,8 +296,10 @@ struct Epilogue {
   static constexpr bool by_tma = Policy::store == Store::tma;
   static constexpr int vec_elements = 16 / sizeof(Out);     // of a 16-byte vector
   static constexpr int columns = Policy::epilogue_columns;  // of a subtile
-  static constexpr int subtiles = (Policy::tile_n + columns - 1) / columns;
-  static constexpr int last_columns = Policy::tile_n - (subtiles - 1) * columns;
+  static constexpr int parts = accumulators_of<Policy>;     // of an element of D: neighbouring groups of 8 columns
+  static constexpr int tile_columns = Policy::tile_n / parts;
+  static constexpr int subtiles = (tile_columns + columns - 1) / columns;
+  static constexpr int last_columns = tile_columns - (subtiles - 1) * columns;
 
   // A box that the TMA stores has rows of `box_width` elements along D's n: 128, 64, 32 or 16 bytes.
   static constexpr int box_width = Policy::store_columns;
@@ -331,21 +333,21 @@ struct Epilogue {
       : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128), stores(stores),
         pairs{problem, thread} {}
 
-  // 64 rows and `count` columns of accumulators. A lane holds 4 elements of each 8 columns.
+  // 64 rows and `count` columns of D. A lane holds 4 accumulators of each 8 columns.
   template <bool IN_PAIRS>
   struct EpilogueSubtile {
     static constexpr int registers = IN_PAIRS ? 2 : 4;
 
     int batch, row_first, column_first, count;
-    uint32_t bits[columns / 8][registers];  // (columns / 8), 4 floats or 2 pairs of halves
+    uint32_t bits[parts * columns / 8][registers];  // (columns / 8, parts), 4 floats or 2 pairs of halves
 
     // Sets the place in D of subtile `index` of blocks whose first element is at (row_first, column_first).
     HGEMM_DEVICE void place(int index, int batch_of_d, int first_row, int first_column) {
       int const column = index % subtiles * columns;
       batch = batch_of_d;
       row_first = first_row + index / subtiles * 64;
-      column_first = first_column + column;
-      count = Policy::tile_n - column < columns ? Policy::tile_n - column : columns;
+      column_first = first_column / parts + column;
+      count = tile_columns - column < columns ? tile_columns - column : columns;
     }
 
     // Registers have no addresses: a run-time index has a branch for each subtile, which all lanes take together.
@@ -354,9 +356,9 @@ struct Epilogue {
       HGEMM_UNROLL
       for (int here = 0; here < Accumulators::mma_m * subtiles; ++here) {
         if (here != index) continue;
-        int const block = here / subtiles, first = here % subtiles * (columns / 8);
+        int const block = here / subtiles, first = here % subtiles * (parts * columns / 8);
         HGEMM_UNROLL
-        for (int j = 0; j < columns / 8 && first + j < Accumulators::mma_n; ++j) {
+        for (int j = 0; j < parts * columns / 8 && first + j < Accumulators::mma_n; ++j) {
           HGEMM_UNROLL
           for (int r = 0; r < registers; ++r) bits[j][r] = accumulators.bits(block, first + j, r);
         }
@@ -371,7 +373,7 @@ struct Epilogue {
   template <class Accumulators>
   HGEMM_DEVICE void run(Accumulators const& accumulators, int batch, int row_first, int column_first) {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
-    if (!Policy::unroll_epilogue || adds_c || problem.n % vec_elements != 0) {
+    if (!Policy::unroll_epilogue || adds_c || columns_of_d<Policy>(problem) % vec_elements != 0) {
       run_loop(accumulators, batch, row_first, column_first);
     } else if constexpr (Policy::bias != Bias::launch) {
       run_unrolled<Policy::bias>(accumulators, batch, row_first, column_first);
@@ -393,8 +395,8 @@ struct Epilogue {
     for (int index = split; index < Partials::mma_m * subtiles; index += Policy::splits) {
       EpilogueSubtile<false> subtile;
       subtile.place(index, batch, row_first, column_first);
-      int const first_group = index % subtiles * (columns / 8);
-      Partials::add_partials(subtile.bits, partials, index / subtiles, first_group, subtile.count / 8);
+      int const first_group = index % subtiles * (parts * columns / 8);
+      Partials::add_partials(subtile.bits, partials, index / subtiles, first_group, parts * subtile.count / 8);
       finish_subtile<false, Policy::bias>(subtile, adds_c);
     }
   }
@@ -447,7 +449,7 @@ struct Epilogue {
     if constexpr (by_tma) {
       atoms::fence_proxy_async();
       atoms::named_barrier(1 + consumer, 128);  // the boxes are written
-      if (!PLAIN && problem.n % vec_elements != 0) {
+      if (!PLAIN && columns_of_d<Policy>(problem) % vec_elements != 0) {
         copy_out(subtile, boxes);
       } else if (stores) {
         store_boxes(subtile, boxes);
@@ -499,7 +501,9 @@ struct Epilogue {
       if (last_columns < columns && j >= subtile.count / 8) continue;
       HGEMM_UNROLL
       for (int e = 0; e < 4; ++e) {
-        results[j][e] = Policy::Expression::apply(Pairs::accumulator(subtile.bits[j], e), inputs, problem, j, e);
+        float const first = Pairs::accumulator(subtile.bits[parts * j], e);
+        float const second = parts == 2 ? Pairs::accumulator(subtile.bits[parts * j + parts - 1], e) : 0.f;
+        results[j][e] = Policy::Expression::apply(first, second, inputs, problem, j, e);
       }
     }
   }
@@ -591,18 +595,18 @@ struct Epilogue {
     for (int index = thread; index < rows * vecs; index += 128) {
       int const row = index / vecs, along = index % vecs;
       int const m = m_first + row, n = n_first + along * vec_elements;
-      if (m >= problem.m || n >= problem.n) continue;
+      if (m >= problem.m || n >= columns_of_d<Policy>(problem)) continue;
       unsigned char const* const box = boxes + along * vec_elements / box_width * box_bytes;
       auto const from =
           reinterpret_cast<Vec<Out, vec_elements> const*>(box + offset(row, along % (box_width / vec_elements)));
       Vec<Out, vec_elements> const whole = atoms::ld_shared(from);
       Out* const to = d + m * problem.ldd + n;
-      if (n + vec_elements <= problem.n) {
+      if (n + vec_elements <= columns_of_d<Policy>(problem)) {
         atoms::st_global(reinterpret_cast<Vec<Out, vec_elements>*>(to), whole);
       } else {
         HGEMM_UNROLL
         for (int e = 0; e < vec_elements; ++e) {
-          if (n + e < problem.n) atoms::st_global(to + e, whole.element[e]);
+          if (n + e < columns_of_d<Policy>(problem)) atoms::st_global(to + e, whole.element[e]);
         }
       }
     }

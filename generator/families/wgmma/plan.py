@@ -13,7 +13,7 @@ from generator.families.base import IN_ORDER, Plan
 from generator.families.common import OPCODE_SUFFIXES
 from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_parts
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
-from hgemm.epilogue import has_vectors
+from hgemm.epilogue import accumulators_of, has_vectors
 from hgemm.problem import LAUNCH
 from hgemm.tensor_maps import ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, store_boxes
 
@@ -126,6 +126,7 @@ class WgmmaPlan(Plan):
             f16_sums=spec.acc == "f16",
             bias=self.adds_vectors,
             cluster_splits=spec.schedule.splits if spec.schedule.kind == "split_k_cluster" else 0,
+            accumulators=accumulators_of(spec.epilogue),
         )
 
     @property

@@ -100,6 +100,7 @@ def alignment(plan: Plan) -> str | None:
 rule(common.aligned_to_16_bytes)(common.alignment_of_operands)
 rule(common.d_aligned_to_16_bytes)(common.alignment_of_d)
 rule(common.expression_alone)(common.expression)
+rule(common.for_pairs)(common.gated_pair)
 rule(common.as_fixed)(common.fixed_fields)
 
 
