@@ -301,7 +301,7 @@ MMA_SYNC = (
     ),
     Fault(
         "column past the edge of D",
-        At("store_block", "column < problem.n").replace("column <= problem.n"),
+        At("store_block", "column < columns()").replace("column <= columns()"),
         DIRECT_STORE,
         "33x42x40",
         ("bounds",),
@@ -932,14 +932,14 @@ WGMMA = (
     ),
     Fault(
         "ragged rows stored by the TMA",
-        At("Epilogue::finish_subtile", "if (!PLAIN && problem.n").argument(0, "false"),
+        At("Epilogue::finish_subtile", "if (!PLAIN && columns_of_d").argument(0, "false"),
         ONE_TILE,
         RAGGED_N,
         ("bounds",),
     ),
     Fault(
         "the last vector of a ragged row stored whole",
-        At("Epilogue::copy_out", "if (... <= problem.n").argument(0, "true"),
+        At("Epilogue::copy_out", "if (... <= columns_of_d").argument(0, "true"),
         ONE_TILE,
         RAGGED_N,
         ("bounds",),
@@ -1319,7 +1319,7 @@ EXPRESSIONS = (
     Fault(
         "a gated pair: neighbouring vectors of a staged row as its factors",
         At("WarpEpilogue::first_float", "index * 8").replace("index * 4"),
-        PAIR,
+        {"arch": "sm_80", "tile": "64x64x32", "epilogue": _PAIR},
         PAIRED_SHAPES,
         (NUMBERS,),
     ),
@@ -1331,21 +1331,21 @@ EXPRESSIONS = (
         ("bounds",),
     ),
     Fault(
-        "wgmma, a gated pair: the factors exchanged",
+        "wgmma: a gated pair: the factors exchanged",
         At("Epilogue::evaluate", "apply(first, second").replace("apply(second, first"),
         PAIR_90,
         PAIRED_SHAPES,
         (NUMBERS,),
     ),
     Fault(
-        "wgmma, a gated pair: the place of B for that of D",
+        "wgmma: a gated pair: the place of B for that of D",
         At("EpilogueSubtile::place", "first_column / parts + column").replace("first_column + column"),
         PAIR_90,
         "65x160x70",
         (NUMBERS,),
     ),
     Fault(
-        "few rows, a gated pair: the next column as the second factor",
+        "few rows: a gated pair: the next column as the second factor",
         At("store_sums", "part * 8").replace("part"),
         {**TO_REGISTERS, "epilogue": _PAIR},
         "16x96x512",
@@ -1694,7 +1694,7 @@ AUDIT = (
     ),
     _audit(
         "one element past the end of a row",
-        At("Epilogue::copy_out", "n + e < problem.n").replace("n + e <= problem.n"),
+        At("Epilogue::copy_out", "n + e < columns_of_d").replace("n + e <= columns_of_d"),
         AUDIT_90,
     ),
     _audit(
@@ -1911,7 +1911,7 @@ OTHERS = (
     ),
     _other(
         "the last subtile as wide as the others",
-        At("EpilogueSubtile::place", "Policy::tile_n - column < columns ? Policy::tile_n - column : columns").replace(
+        At("EpilogueSubtile::place", "tile_columns - column < columns ? tile_columns - column : columns").replace(
             "columns"
         ),
         {**AUDIT_64, "tile": "64x80x64"},

@@ -42,9 +42,9 @@ def rms_norm(acc, mean_square: Column[f32], gain: Row, epsilon: Scalar):
     return acc * rsqrt(mean_square + epsilon) * gain
 
 
-def gated(acc, gate: Matrix):
-    """The second product of SwiGLU: silu of the first one is the gate."""
-    return silu(gate) * acc
+def swiglu(gate, up):
+    """Both products of SwiGLU, whose weights `hgemm.interleave` packs."""
+    return silu(gate) * up
 
 
 def gelu_grad(acc, x: Matrix):

@@ -23,7 +23,9 @@ def interleave(gate: Any, up: Any, axis: int = -1) -> Any:
         raise ProblemError(f"gate is {shape} and up {tuple(up.shape)}: pass weights of one shape")
     axis %= len(shape)
     if shape[axis] % PAIR_COLUMNS:
-        raise ProblemError(f"n is {shape[axis]}: use a multiple of {PAIR_COLUMNS}, or add columns of zeros to both weights")
+        raise ProblemError(
+            f"n is {shape[axis]}: use a multiple of {PAIR_COLUMNS}, or add columns of zeros to both weights"
+        )
     blocks = (*shape[:axis], shape[axis] // PAIR_COLUMNS, PAIR_COLUMNS, *shape[axis + 1 :])
     library = sys.modules[type(gate).__module__.partition(".")[0]]
     both = library.stack([gate.reshape(blocks), up.reshape(blocks)], axis + 1)

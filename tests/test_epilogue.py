@@ -17,12 +17,15 @@ from generator import epilogue as emission
 from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.errors import RequestError
+from generator.families.common import gated_pair
 from generator.proof.executor import HostToolchain
 from generator.proof.proving import prove
 from generator.spec import parse_field
 from generator.sweep import read_spec_file, sweep
+from hgemm import interleave
+from hgemm.cases import Shape
 from hgemm.dispatch_table import kind_of
-from hgemm.epilogue import MAX_INPUTS, OPERATIONS, Epilogue, EpilogueError, parse_epilogue
+from hgemm.epilogue import MAX_INPUTS, OPERATIONS, Epilogue, EpilogueError, columns_of_d, parse_epilogue
 from hgemm.epilogue_language import (
     FUNCTIONS,
     Column,
@@ -34,11 +37,13 @@ from hgemm.epilogue_language import (
     f32,
     gelu,
     maximum,
+    silu,
     trace,
     where,
 )
 from hgemm.epilogue_reference import OPERATIONS as BOUNDS
-from hgemm.epilogue_reference import Interval, evaluate
+from hgemm.epilogue_reference import Interval, evaluate, pair_of
+from hgemm.errors import ProblemError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Kind, kind_supports
 
@@ -181,6 +186,68 @@ def test_a_list_is_split_outside_of_parentheses() -> None:
     assert emission.texts_of("max(acc, 0), clamp(acc, 0, 6) ,none") == ["max(acc, 0)", "clamp(acc, 0, 6)", "none"]
     asked = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "none,relu(acc + bias),max(acc, 0)"}])
     assert [plan.spec.beta for plan in asked.plans] == [True, False, False]
+
+
+def test_a_gated_pair_has_two_accumulators() -> None:
+    def swiglu(gate, up, bias: Row):
+        return silu(gate) * up + bias
+
+    found = trace(swiglu)
+    assert found.gated and found.formula == "silu(gate) * up + bias"
+    assert found == epilogue_of("silu(gate) * up + bias") == parse_epilogue(found.text)
+    assert not epilogue_of("gate: Matrix; silu(gate) * acc").gated
+    assert columns_of_d(found, 96) == 48 and columns_of_d(trace(example), 96) == 96
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("silu(gate)", "`gate` is an accumulator of a gated pair: use both gate and up, or acc"),
+        ("relu(up)", "does not depend on gate"),
+        ("gate: Row; silu(gate) * acc * up", "an input cannot be named gate or up"),
+    ],
+)
+def test_half_of_a_gated_pair_is_rejected(text: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        parse_field("epilogue", text)
+
+
+def test_the_second_argument_of_a_pair_must_matter() -> None:
+    with pytest.raises(EpilogueError, match="does not depend on up, the second accumulator"):
+        trace(lambda gate, up: gate * 2.0)
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"arch": "sm_80", "tile": "64x64x32", "form": "cute"}, "form cute has one accumulator"),
+        ({"arch": "sm_90a", "tile": "128x64x64", "swap_ab": "on"}, "with swapped operands"),
+        ({"arch": "sm_90a", "tile": "64x40x64"}, "tile 64x40x64 does not have a multiple of 16 columns"),
+    ],
+)
+def test_kernels_that_cannot_compute_a_gated_pair_say_why(options: dict[str, str], reason: str) -> None:
+    (refused,) = sweep([{**options, "epilogue": "silu(gate) * up"}]).illegal
+    assert reason in (gated_pair(refused.plan) or "")
+
+
+def test_interleaved_weights_give_both_factors() -> None:
+    gate, up = np.arange(48.0).reshape(3, 16), -np.arange(48.0).reshape(3, 16)
+    packed = interleave(gate, up)
+    assert packed.shape == (3, 32) and packed[0, 8] == -0.0 and packed[1, 16] == gate[1, 8]
+    for found, expected in zip(pair_of(packed[None]), (gate, up)):
+        assert np.array_equal(found[0], expected)
+    assert np.array_equal(interleave(gate.T, up.T, axis=0), packed.T)
+    with pytest.raises(ProblemError, match="n is 3: use a multiple of 8"):
+        interleave(gate, up, axis=0)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_gated_pair_is_right(arch: str, hasty_workshop: HostToolchain) -> None:
+    texts = {"arch": arch, "tile": "64x64x32", "epilogue": "scale: Column; silu(gate) * up * scale + bias"}
+    (plan,) = sweep([texts]).plans
+    shapes = (Shape(33, 48, 40), Shape(65, 96, 70, 2))
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop, shapes).checks
+    assert not [check.reason for check in checks if not check.passed]
 
 
 # ---- The value -------------------------------------------------------------------------------------------------------
