@@ -209,6 +209,7 @@ def for_pairs(plan: Plan) -> Iterator[Change]:
     wider = {"cta_tile": f"{tile.m}x{max(1, -(-tile.n // step)) * step}x{tile.k}"}
     yield from ({"form": "atoms"}, {"swap_ab": "off"}, {"form": "atoms", "swap_ab": "off"}, wider)
     yield {**wider, "form": "atoms"}
+    yield {"warp_tile": f"{plan.spec.warp_tile.m}x{2 * plan.spec.warp_tile.n}"}
     yield {"cta_tile": f"{tile.m}x{max(1, -(-tile.n // 64)) * 64}x{tile.k}"}  # of several warps
 
 
