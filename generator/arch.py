@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from generator.errors import RequestError, closest_words
+from hgemm.errors import DeviceError
 
 KIB = 1024
 
@@ -146,29 +147,56 @@ ARCHS: dict[str, Arch] = {
     )
 }
 
+CARDS: dict[str, str] = {
+    **dict.fromkeys(("gtx1650", "gtx1660", "rtx2060", "rtx2070", "rtx2080", "rtx2080ti", "titanrtx", "t4"), "sm_75"),
+    **dict.fromkeys(("a100", "a800", "a30"), "sm_80"),
+    **dict.fromkeys(("rtx3050", "rtx3060", "rtx3070", "rtx3080", "rtx3080ti", "rtx3090", "rtx3090ti"), "sm_86"),
+    **dict.fromkeys(("a2", "a10", "a10g", "a16", "a40", "rtxa4000", "rtxa5000", "rtxa6000"), "sm_86"),
+    **dict.fromkeys(("orin", "jetsonorin", "agxorin"), "sm_87"),
+    **dict.fromkeys(
+        ("rtx4050", "rtx4060", "rtx4070", "rtx4080", "rtx4090", "rtx6000ada", "l4", "l40", "l40s"), "sm_89"
+    ),
+    **dict.fromkeys(("h100", "h200", "h800", "h20", "gh200"), "sm_90a"),
+    **dict.fromkeys(("b100", "b200", "gb200"), "sm_100"),
+    **dict.fromkeys(("b300", "gb300"), "sm_103"),
+    **dict.fromkeys(("thor", "jetsonthor", "agxthor"), "sm_110"),
+    **dict.fromkeys(("rtx5050", "rtx5060", "rtx5070", "rtx5080", "rtx5090", "rtxpro6000"), "sm_120"),
+    **dict.fromkeys(("gb10", "dgxspark"), "sm_121"),
+}
+"""Architectures by names of cards, in lower case and without spaces. Hopper has the one with wgmma.
+
+Source: the table of compute capabilities at developer.nvidia.com/cuda-gpus.
+"""
+NATIVE = "native"
+"""The architecture of GPU 0 of this machine."""
 GENERATIONS = {
     "turing": "sm_75",
-    "ampere": "sm_80",
+    "ampere": "sm_80 (A100) or sm_86 (RTX 30, A10)",
     "ada": "sm_89",
     "hopper": "sm_90a",
     "blackwell": "sm_100 (B200) or sm_120 (RTX 50)",
 }
-"""Hint for the name of a generation: its first architecture, or the one with wgmma.
-
-Source: the table of compute capabilities at developer.nvidia.com/cuda-gpus.
-"""
+"""Hint for the name of a generation: its first architecture, or the one with wgmma. Source: as of CARDS."""
 _SPELLING = re.compile(r"(?:sm_?|compute_?)?([0-9]{1,3})(?:\.([0-9]))?([a-z]?)", re.IGNORECASE | re.ASCII)
+_BRANDS = re.compile(r"nvidia|geforce|tesla|[^a-z0-9]")
 
 
 def parse_arch(text: str, what: str = "arch") -> str:
-    """Turn `sm_90a`, `90a`, `compute_90a` or `9.0a` into the canonical name `sm_90a`; errors call it `what`.
+    """Turn `sm_90a`, `90a`, `compute_90a`, `9.0a` or `h100` into the canonical name `sm_90a`; errors call it `what`.
 
-    Raises: RequestError with the nearest and all known names, if the architecture is unknown.
+    `native` is the architecture of this machine's GPU.
+    Raises: RequestError with the nearest and all known names, if the architecture is unknown. DeviceError for `native` without a
+        GPU.
     """
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
-        generation = GENERATIONS.get(text.strip().lower())
-        raise _unknown(what, text, [generation] if generation else closest_words(text, ARCHS, cutoff=0.6))
+        plain = _BRANDS.sub("", text.lower())
+        if plain == NATIVE:
+            return native_arch(what)
+        if plain in CARDS:
+            return CARDS[plain]
+        generation = GENERATIONS.get(plain)
+        raise _unknown(what, text, [generation] if generation else closest_words(text, ARCHS, cutoff=0.75))
     digits, minor, suffix = match.groups(default="")
     name = f"sm_{int(digits + minor)}{suffix.lower()}"
     if name not in ARCHS:
@@ -179,6 +207,21 @@ def parse_arch(text: str, what: str = "arch") -> str:
         closest = min(ARCHS.values(), key=lambda arch: (off[arch.name], bool(arch.suffix) != bool(suffix)))
         raise _unknown(what, text, [closest.name])
     return name
+
+
+def native_arch(what: str = "arch") -> str:
+    """Return the architecture of this machine's GPU 0, the one with wgmma if it has any.
+
+    Raises: DeviceError if there is no GPU, RequestError if its architecture is unknown.
+    """
+    from hgemm.device import open_device  # most programs need no driver here
+
+    try:
+        major, minor = open_device().capability
+    except DeviceError as error:
+        raise DeviceError(f"{what} native: {error}: name an architecture or a card, such as sm_89 or rtx4090") from None
+    name = parse_arch(f"{10 * major + minor}", f"{what} native:")
+    return f"{name}a" if f"{name}a" in ARCHS else name
 
 
 def parse_arch_list(text: str, what: str = "arch") -> tuple[str, ...]:
@@ -194,4 +237,4 @@ def parse_arch_list(text: str, what: str = "arch") -> tuple[str, ...]:
 
 def _unknown(what: str, text: str, near: list[str]) -> RequestError:
     hint = f"did you mean {near[0]}? " if near else ""
-    return RequestError(f"{what} {text!a} is unknown: {hint}use {', '.join(ARCHS)}")
+    return RequestError(f"{what} {text!a} is unknown: {hint}use {', '.join(ARCHS)}, a card such as h100, or native")

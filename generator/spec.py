@@ -457,7 +457,7 @@ FIELDS = (
         parse_arch,
         TARGET,
         "ARCHS",
-        "Architectures: sm_89, 89 or 8.9. Required.",
+        "Architectures: sm_89, 89, 8.9, a card such as h100, or native. Required.",
         examples=tuple(ARCHS),
         symbol=lambda spec: spec.arch.replace("_", ""),
         meaning="Architecture.",
@@ -782,7 +782,23 @@ def _options() -> Iterator[SpecOption]:
         yield SpecOption(row.option or row.name, (row.name,), row.group, row.metavar, row.help, row.words)
 
 
-SPEC_OPTIONS = tuple(_options())
+_MORE_OPTIONS = {
+    "warp_tile": SpecOption(
+        "warps",
+        ("warp_tile",),
+        TILES,
+        "MxN",
+        "Warps of a CTA along m and n, instead of --warp-tile: 2x2.",
+        ("2x2", "2x4"),
+    ),
+    "schedule": SpecOption(
+        "split_k", ("schedule",), ORDER, "N", "Splits of k: short for --schedule split_k:N.", ("2", "4")
+    ),
+}
+"""Other ways to set a field, before the option whose field they set. `generator.sweep` reads their values."""
+
+
+SPEC_OPTIONS = tuple(option for own in _options() for option in (_MORE_OPTIONS.get(own.name), own) if option)
 """Every option. One that sets several fields comes before those that set one of them, so that the specific option wins."""
 
 BY_NAME = {option.name: option for option in SPEC_OPTIONS}
@@ -790,7 +806,6 @@ BY_NAME = {option.name: option for option in SPEC_OPTIONS}
 _ALSO_CALLED = {
     "swizzle": "smem",
     "padding": "smem",
-    "split_k": "schedule split_k:S",
     "stream_k": "schedule stream_k",
 }
 """Names of options in other projects, with the option here."""
@@ -799,7 +814,7 @@ _ALSO_CALLED = {
 def flag_meant_by(flag: str) -> str:
     """Return the flag that an unknown flag means: the name of a field or of another project's option. Empty if unknown."""
     plain = _plain(flag)
-    flags = {option.fields: option.flag for option in SPEC_OPTIONS}
+    flags = {option.fields: option.flag for option in SPEC_OPTIONS}  # of several options, the last is the field's own
     return f"--{_ALSO_CALLED[plain]}" if plain in _ALSO_CALLED else flags.get((plain,), "")
 
 

@@ -28,9 +28,10 @@ from generator.planner import (
     resolve,
     violations,
 )
-from generator.spec import SPEC_OPTIONS, Request, Spec, SpecOption, Texts, option_of, parse_field
+from generator.spec import DTYPE_BYTES, SPEC_OPTIONS, Request, Spec, SpecOption, Texts, option_of, parse_field
 from generator.tables import counted
 from hgemm.disk import read_text
+from hgemm.problem import ACTIVATIONS
 from hgemm.record import current_word
 
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
@@ -181,7 +182,12 @@ def _axes(texts: Texts) -> list[tuple[SpecOption, list[dict[str, Any]]]]:
 def _combinations(axes: list[tuple[SpecOption, list[dict[str, Any]]]]) -> Iterator[Request]:
     for choice in itertools.product(*(values for _, values in axes)):
         merged = {name: value for fields in choice for name, value in fields.items()}
-        yield {name: value for name, value in merged.items() if value is not _OPEN}
+        given = {name: value for name, value in merged.items() if value is not _OPEN}
+        known = {name: value for name, value in given.items() if not isinstance(value, _DEPENDENT)}
+        yield {
+            name: value.settled(name, known) if isinstance(value, _DEPENDENT) else value
+            for name, value in given.items()
+        }
 
 
 def _values(option: SpecOption, text: str, called: str) -> list[dict[str, Any]]:
@@ -221,7 +227,90 @@ def _range(option: SpecOption, item: str, called: str) -> list[str]:
 def _set(option: SpecOption, word: str, called: str) -> dict[str, Any]:
     if word.lower() == "auto":
         return dict.fromkeys(option.fields, _OPEN)
-    return {name: parse_field(name, word, called) for name in option.fields}
+    if option.name == "warps":
+        return {"warp_tile": _Warps.parse(word, called)}
+    if option.name == "split_k":
+        return {"schedule": _schedule(word, called)}
+    if option.fields[0] in _SMEM_FIELDS and (match := _SWIZZLE.fullmatch(word.strip())):
+        return dict.fromkeys(option.fields, _Swizzle(int(match[1])))
+    if option.name == "epilogue" and (words := _epilogue_words(word)):
+        return words
+    found = {name: parse_field(name, word, called) for name in option.fields}
+    if (warps := found.get("warp_tile")) and 0 < warps.m <= _MAX_WARPS and 0 < warps.n <= _MAX_WARPS:
+        raise RequestError(
+            f"{called} {warps} is smaller than any warp tile, which is 16x8 at least. For that many warps, write --warps {warps}"
+        )
+    return found
+
+
+# ---- Values that depend on other fields, and words of other projects --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Warps:
+    """A number of warps along m and n, as the warp tile that they divide the CTA tile into."""
+
+    m: int
+    n: int
+    called: str
+
+    @classmethod
+    def parse(cls, text: str, called: str) -> _Warps:
+        match = _WARPS.fullmatch(text.strip().lower())
+        if not match:
+            raise RequestError(f"{called} {text!a} is malformed: write the warps along m and n, as in 2x2")
+        return cls(int(match[1]), int(match[2]), called)
+
+    def settled(self, name: str, known: Request) -> Any:
+        """Return the value of field `name`. Raises: RequestError if the warps do not divide the CTA tile."""
+        tile = known.get("cta_tile") or resolve(known).cta_tile
+        if tile.m % self.m or tile.n % self.n:
+            raise RequestError(
+                f"{self.called} {self.m}x{self.n} does not divide tile {tile}: choose warps that divide {tile.m} and {tile.n}"
+            )
+        return parse_field(name, f"{tile.m // self.m}x{tile.n // self.n}", f"{self.called} {self.m}x{self.n}:")
+
+
+@dataclass(frozen=True)
+class _Swizzle:
+    """A swizzle of shared memory by its width, as of TMA: 128B, 64B, 32B. Source: CUtensorMapSwizzle, CUDA driver API."""
+
+    width_bytes: int
+
+    def settled(self, name: str, known: Request) -> Any:
+        """Return the placement of operand `name`, whose type is among the `known` fields."""
+        element_bytes = DTYPE_BYTES[known.get("dtype_a" if name == "smem_a" else "dtype_b", "f16")]
+        bits = (self.width_bytes // 16).bit_length() - 1
+        return parse_field(name, f"xor:{bits},{(16 // element_bytes).bit_length() - 1},3")
+
+
+_DEPENDENT = (_Warps, _Swizzle)
+"""Values that depend on the other fields of a combination."""
+_MAX_WARPS = 8
+"""Warps along m or n, at most, that a warp tile is taken for."""
+_WARPS = re.compile(r"([1-9]\d?)x([1-9]\d?)(?:x1)?", re.ASCII)
+_SWIZZLE = re.compile(r"(?:swizzle_?)?(128|64|32)b", re.ASCII | re.IGNORECASE)
+_SMEM_FIELDS = ("smem_a", "smem_b")
+
+
+def _schedule(word: str, called: str) -> Any:
+    if not word.isdecimal():
+        raise RequestError(f"{called} {word!a} is not a number of splits: write 2 or more")
+    return parse_field("schedule", "one_tile" if int(word) == 1 else f"split_k:{word}", called)
+
+
+def _epilogue_words(text: str) -> dict[str, Any]:
+    """Return the fields of words such as `bias+gelu`, which kernels have without a formula; none if it is not such a text."""
+    words = [word.strip().lower() for word in text.split("+")]
+    if not {*words} <= {"bias", *ACTIVATIONS} - {"none"} or len(words) != len({*words}):
+        return {}
+    activations = [word for word in words if word != "bias"]
+    if len(activations) > 1 or (activations and words[-1] == "bias"):
+        raise RequestError(
+            f'epilogue {text!a} is not a bias with an activation after it: write a formula, such as "relu(acc + bias)"'
+        )
+    fields = {"bias": "row"} if "bias" in words else {}
+    return {"epilogue": epilogue.NONE, **fields, **({"activation": activations[0]} if activations else {})}
 
 
 # ---- Spec files ------------------------------------------------------------------------------------------------------

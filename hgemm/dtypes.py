@@ -53,6 +53,25 @@ SPELLINGS = {
 """Other spellings of the types. Options accept them in any case."""
 
 
+_FLOAT8 = (
+    "no kernel multiplies fp8. Convert to f16, which holds each e4m3 and e5m2 value, or use cuBLASLt on sm_89 and later"
+)
+_FLOAT4 = "no kernel multiplies fp4. Convert to f16, which holds each value, or use cuBLASLt on sm_100 and later"
+_INTEGER = (
+    "no kernel multiplies integers. f16 holds each 8-bit integer, and f32 sums of their products are exact up to 2^24"
+)
+_DOUBLE = "no kernel multiplies f64. Use cuBLAS, or f32 arrays as tf32, which keeps 11 of 53 bits"
+UNSUPPORTED = {
+    **dict.fromkeys(
+        ("fp8", "f8", "float8", "e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2", "fp8_e4m3", "fp8_e5m2"), _FLOAT8
+    ),
+    **dict.fromkeys(("fp4", "f4", "e2m1", "nvfp4", "mxfp4"), _FLOAT4),
+    **dict.fromkeys(("int8", "i8", "s8", "u8", "uint8", "int4", "s4", "u4"), _INTEGER),
+    **dict.fromkeys(("f64", "fp64", "float64", "double"), _DOUBLE),
+}
+"""Types that people ask for: why there is no kernel of them, and what to use instead."""
+
+
 def type_word(text: str) -> str:
     """Return the type that a spelling stands for, or the text in lower case."""
     word = text.strip().lower()

@@ -88,7 +88,11 @@ def closest_words(text: str, words: Iterable[str], count: int = 1, cutoff: float
 
 def unknown_word(what: str, text: object, words: Iterable[str]) -> RequestError:
     """Return the error of a value that is not one of the known words. It names the closest one."""
+    from hgemm.dtypes import DTYPES, UNSUPPORTED  # needed for misspelt words only
+
     known = [*words]
+    if (reason := UNSUPPORTED.get(str(text).strip().lower())) and {*known} & DTYPES.keys():
+        return RequestError(f"{what} {text!a} is not supported: {reason}")
     suggestion = "".join(f"did you mean {word}? " for word in closest_words(str(text), known))
     return RequestError(f"{what} {text!a} is unknown: {suggestion}use {', '.join(known)}")
 

@@ -49,7 +49,9 @@ def generate(
         the generator is not installed or the folder cannot be written.
     """
     folder = library.folder if isinstance(library, Library) else Path(library) if library else default_library()
-    if epilogue is not None:
+    if isinstance(epilogue, str):
+        fields = {**fields, "epilogue": epilogue}
+    elif epilogue is not None:
         from hgemm.epilogue_language import as_epilogue  # most programs need no tracer
 
         expression = as_epilogue(epilogue)

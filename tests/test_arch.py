@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from probe_kernels import ARCHS_OF_NVRTC_13_0, compile_probe
 
-from generator.arch import ARCHS, parse_arch, parse_arch_list
+import hgemm.device
+from generator.arch import ARCHS, CARDS, parse_arch, parse_arch_list
 from generator.build.inspect import occupancy
 from generator.errors import RequestError
+from hgemm.errors import DeviceError
+from hgemm.model.cards import card, card_keys
 
 KIB = 1024
 
@@ -44,7 +47,7 @@ def test_canonical_names_number_and_dotted_capability_parse_to_themselves(name):
         ("sn_89", "sm_89"),
         ("Hopper", "sm_90a"),
         ("turing", "sm_75"),
-        ("ampere", "sm_80"),
+        ("ampere", "sm_80 (A100) or sm_86 (RTX 30, A10)"),
         ("ada", "sm_89"),
         ("Blackwell", "sm_100 (B200) or sm_120 (RTX 50)"),
     ],
@@ -61,6 +64,53 @@ def test_an_unknown_arch_names_the_nearest_and_all_known(text, nearest):
 def test_what_is_no_arch_is_an_error_of_one_line(text):
     with pytest.raises(RequestError, match="arch .* is unknown"):
         parse_arch(text)
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [
+        ("t4", "sm_75"),
+        ("a100", "sm_80"),
+        ("RTX 3090", "sm_86"),
+        ("l40s", "sm_89"),
+        ("NVIDIA GeForce RTX-4090", "sm_89"),
+        ("H100", "sm_90a"),
+        ("h200", "sm_90a"),
+        ("b200", "sm_100"),
+        ("rtx5090", "sm_120"),
+    ],
+)
+def test_the_name_of_a_card_is_its_architecture(card: str, name: str) -> None:
+    assert parse_arch(card) == name
+
+
+def test_cards_with_figures_have_an_architecture_and_every_architecture_with_cards_is_known() -> None:
+    assert {key: ARCHS[parse_arch(key)].number for key in card_keys()} == {key: card(key).number for key in card_keys()}
+    assert {*CARDS.values()} <= {*ARCHS}
+
+
+def test_native_is_the_architecture_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gpu:
+        capability = (9, 0)
+
+    monkeypatch.setattr(hgemm.device, "open_device", Gpu)
+    assert parse_arch("native") == "sm_90a"
+    Gpu.capability = (8, 9)
+    assert parse_arch("native") == "sm_89"
+
+    def none() -> None:
+        raise DeviceError("no NVIDIA GPU here")
+
+    monkeypatch.setattr(hgemm.device, "open_device", none)
+    with pytest.raises(DeviceError, match="--arch native: no NVIDIA GPU here: name an architecture or a card"):
+        parse_arch("native", "--arch")
+
+
+@pytest.mark.parametrize("text", ["h101", "a101", "rtx4999"])
+def test_another_card_is_never_proposed(text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_arch(text)
+    assert "did you mean" not in str(caught.value) and "a card such as h100" in str(caught.value)
 
 
 def test_a_list_keeps_its_order_and_drops_repetitions():

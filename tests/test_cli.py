@@ -256,7 +256,7 @@ def test_an_illegal_request_ends_with_2_and_writes_nothing(
     ("flag", "meant"),
     [
         ("--swizzle", "--smem"),
-        ("--split-k", "--schedule split_k:S"),
+        ("--stream-k", "--schedule stream_k"),
         ("--cta-tile", "--tile"),
     ],
 )

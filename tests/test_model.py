@@ -283,6 +283,12 @@ def test_cards_are_known_by_the_names_that_people_and_drivers_use(name: str, key
     assert card_named(name).key == key
 
 
+@pytest.mark.parametrize("name", ["B200", "RTX 4080", "H20"])
+def test_another_card_is_never_proposed(name: str) -> None:
+    with pytest.raises(RequestError, match="has no table of figures: known are a10, a100"):
+        card_named(name)
+
+
 def test_a_card_must_exist_and_run_the_kernels() -> None:
     with pytest.raises(RequestError, match="did you mean rtx4090.*known are a10, a100"):
         card_named("RTX 4900")
@@ -363,7 +369,7 @@ def test_explain_tells_cycles_bound_and_how_a_problem_fills_the_card(capsys) -> 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--arch", "89", "--device", "RTX 4900"], "device 'RTX 4900' has no table: did you mean rtx4090?"),
+        (["--arch", "89", "--device", "RTX 4900"], "device 'RTX 4900' has no table of figures: did you mean rtx4090?"),
         (["--arch", "89", "--device", "T4"], "kernels for sm_89 do not run on NVIDIA T4 (sm_75)"),
         (["--arch", "89", "--k", "64"], "need --m"),
         (["--arch", "89", "--m", "64", "--batch", "4" + "0" * 20], "is not in the range 1<=x<=2147482624"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generator.errors import RequestError
-from generator.spec import BY_FIELD, SPEC_OPTIONS, option_of, parse_field, symbol_of
+from generator.spec import BY_FIELD, SPEC_OPTIONS, Texts, option_of, symbol_of
 from generator.sweep import Shard, over, read_spec_file, sweep
 
 
@@ -166,7 +166,7 @@ def test_one_change_of_what_was_asked_for_mends_all_rules(texts: dict[str, str],
         ({"arch": "90", "stages": " , "}, "--stages has no value"),
         ({"arch": "90", "layout": "tn,xx"}, "layout 'xx' is unknown: use tn, nn, nt, tt"),
         ({"arch": "90", "stagse": "2"}, "no 'stagse': did you mean 'stages'"),
-        ({"arch": "90", "split-k": "2"}, "no 'split-k': did you mean 'schedule split_k:S'"),
+        ({"arch": "90", "stream-k": "2"}, "no 'stream-k': did you mean 'schedule stream_k'"),
         ({"arch": "90", "stages": "1:64", "ctas_per_sm": "1:32", "tile": ",".join(["64x64x32"] * 30)}, "61,440 combin"),
     ],
 )
@@ -240,15 +240,58 @@ def test_every_field_of_a_spec_has_an_option() -> None:
 def test_what_a_shell_completes_can_be_read() -> None:
     for option in SPEC_OPTIONS:
         for word in option.words:
-            for field in option.fields if word != "auto" else ():
-                parse_field(field, word)
+            sweep([{"arch": "sm_80", option.name: word}])
+
+
+# ---- Words of other projects -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        ({"smem": "128B"}, {"smem": "xor:3,3,3"}),
+        ({"smem": "64b"}, {"smem": "xor:2,3,3"}),
+        ({"smem_a": "swizzle_32B"}, {"smem_a": "xor:1,3,3"}),
+        ({"smem": "128B", "dtype": "tf32"}, {"smem": "xor:3,2,3", "dtype": "tf32"}),
+        ({"warps": "2x4"}, {"warp_tile": "64x32"}),
+        ({"warps": "2x2x1", "tile": "64x64x32"}, {"warp_tile": "32x32", "tile": "64x64x32"}),
+        ({"split_k": "4"}, {"schedule": "split_k:4"}),
+        ({"split_k": "1"}, {"schedule": "one_tile"}),
+        ({"epilogue": "bias+gelu"}, {"bias": "row", "activation": "gelu"}),
+        ({"epilogue": "bias"}, {"bias": "row"}),
+        ({"epilogue": "relu"}, {"activation": "relu"}),
+        ({"arch": "a100"}, {"arch": "sm_80"}),
+    ],
+)
+def test_words_of_other_projects_mean_the_same(words: Texts, same: Texts) -> None:
+    usual = {"arch": "sm_80", "tile": "128x128x32"}
+    (found,), (expected,) = sweep([{**usual, **words}]).candidates, sweep([{**usual, **same}]).candidates
+    assert found.plan == expected.plan
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"warps": "3x2"}, "--warps 3x2 does not divide tile 128x128x32"),
+        ({"warps": "4"}, "--warps '4' is malformed: write the warps along m and n"),
+        ({"warp_tile": "2x2"}, "smaller than any warp tile, .* write --warps 2x2"),
+        ({"split_k": "two"}, "--split-k 'two' is not a number of splits"),
+        ({"epilogue": "gelu+bias"}, "'gelu\\+bias' is not a bias with an activation after it"),
+        ({"epilogue": "relu+gelu"}, "is not a bias with an activation after it"),
+        ({"dtype": "fp8"}, "--dtype 'fp8' is not supported: no kernel multiplies fp8. Convert to f16"),
+        ({"dtype": "int8"}, "'int8' is not supported: no kernel multiplies integers"),
+    ],
+)
+def test_words_without_a_meaning_get_a_precise_answer(texts: Texts, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        sweep([{"arch": "sm_80", "tile": "128x128x32", **texts}])
 
 
 values = st.fixed_dictionaries(
     {"arch": st.sampled_from(["sm_80", "sm_89,sm_90", "sm_75"])},
     optional={
         "tile": st.from_regex(r"[0-9]{1,3}x[0-9]{1,3}x[0-9]{1,2}", fullmatch=True),
-        "warp_tile": st.from_regex(r"[0-9]{1,3}x[0-9]{1,3}", fullmatch=True),
+        "warp_tile": st.from_regex(r"[1-9][0-9]{1,2}x[0-9]{1,3}", fullmatch=True),
         "stages": st.sampled_from(["1", "2:3", "9", "64"]),
         "fragment_stages": st.sampled_from(["1", "2", "8"]),
         "smem": st.sampled_from(

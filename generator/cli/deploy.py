@@ -285,7 +285,12 @@ Examples:
 @library_option
 @filter_options
 @click.option(
-    "--to", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR", help="The folder to write."
+    "-o",
+    "--to",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="The folder to write.",
 )
 @click.option("--prefix", default="hgemm", show_default=True, metavar="NAME", help="Prefix of symbols and file names.")
 @click.option("--invariant", is_flag=True, help="Make all products batch-invariant, as with HGEMM_BATCH_INVARIANT.")

@@ -191,7 +191,7 @@ Examples:
 @click.command("draw", help=_DRAW_HELP)
 @click.argument("symbol", type=Symbol())
 @library_option
-@click.option("--to", type=_FILE, metavar="FILE", help="Write to FILE: tile.svg. Default: stdout.")
+@click.option("-o", "--to", type=_FILE, metavar="FILE", help="Write to FILE: tile.svg. Default: stdout.")
 def draw_command(symbol: str, library: Path, to: Path | None) -> None:
     if to and to.suffix.lower() not in ("", ".svg"):
         raise RequestError(f"--to {to} is not an SVG file: use a name that ends in .svg")
@@ -227,7 +227,7 @@ FILE.html#variant=SYMBOL opens the page of a variant. FILE.html#q=128x128&arch=s
 @click.command("report", help=_REPORT_HELP)
 @library_option
 @filter_options
-@click.option("--to", type=_FILE, required=True, metavar="FILE", help="Write to FILE: report.html.")
+@click.option("-o", "--to", type=_FILE, required=True, metavar="FILE", help="Write to FILE: report.html.")
 @click.option(
     "--bench", type=_FILE, multiple=True, metavar="FILE", help="A file of `hgemm bench --keep`. May be repeated."
 )

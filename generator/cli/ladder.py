@@ -94,7 +94,7 @@ class _Systems(click.ParamType):
 @click.option("--from", "source", type=_FILE, metavar="FILE", help="Print a document of --keep. Run nothing.")
 @click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document to FILE after every ladder.")
 @click.option("--csv", type=_FILE, metavar="FILE", help="Write one CSV row for each step to FILE.")
-@click.option("--to", type=_FILE, metavar="FILE", help="Draw the curves to FILE: ladder.svg or ladder.png.")
+@click.option("-o", "--to", type=_FILE, metavar="FILE", help="Draw the curves to FILE: ladder.svg or ladder.png.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes that compile. Default: all cores."
 )

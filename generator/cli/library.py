@@ -222,7 +222,12 @@ Examples:
 @click.command("merge", help=_MERGE_HELP)
 @click.argument("libraries", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
 @click.option(
-    "--to", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The library to add to, or to create."
+    "-o",
+    "--to",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="The library to add to, or to create.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @json_option

@@ -20,8 +20,8 @@ from generator.cli.options import (
     Words,
     grouped_option,
     json_option,
-    library_option,
     list_option,
+    output_library_option,
     spec_options,
 )
 from generator.errors import HgemmError, closest_words
@@ -115,7 +115,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         help="Published kernels, s3,s1/3.1; `hgemm ladder` lists them. Other options override theirs.",
     ),
 )
-@grouped_option("Run", library_option)
+@grouped_option("Run", output_library_option)
 @grouped_option(
     "Run",
     click.option(

@@ -19,16 +19,18 @@ from hgemm.record import RENAMED_FIELDS
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
-library_option = click.option(
-    "--library",
-    type=click.Path(readable=False, path_type=Path),
-    default=DEFAULT_LIBRARY,
-    envvar="HGEMM_LIBRARY",
-    show_default=True,
-    show_envvar=True,
-    metavar="DIR",
-    help="The library's folder.",
-)
+_LIBRARY: dict[str, Any] = {
+    "type": click.Path(readable=False, path_type=Path),
+    "default": DEFAULT_LIBRARY,
+    "envvar": "HGEMM_LIBRARY",
+    "show_default": True,
+    "show_envvar": True,
+    "metavar": "DIR",
+    "help": "The library's folder.",
+}
+library_option = click.option("--library", **_LIBRARY)
+output_library_option = click.option("-o", "--library", **_LIBRARY)
+"""--library of a command that writes it."""
 SIZE = click.IntRange(1, MAX_EXTENT)
 """Of m, n, k or batch."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")

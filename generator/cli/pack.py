@@ -60,7 +60,9 @@ _CHECK_SHAPE = "8x128x256"
 @click.argument("model", required=False, type=click.Path(path_type=Path), metavar="[MODEL]")
 @click.option("--nk", default="", metavar="SIZES", help="n and k of layers, instead of MODEL: 4096x14336,14336x4096.")
 @click.option("--arch", required=True, metavar="ARCHS", help="Architectures of the kernels: 90a, or 80,90a.")
-@click.option("--to", type=click.Path(path_type=Path, readable=False), metavar="DIR", help="The library's folder.")
+@click.option(
+    "-o", "--to", type=click.Path(path_type=Path, readable=False), metavar="DIR", help="The library's folder."
+)
 @kind_option("--dtype", INPUTS, "Type of A, B and D", "Default: the config's.", several=True)
 @kind_option("--layout", LAYOUTS, "With --nk: A and B in BLAS letters", default="tn", show_default=True)
 @kind_option("--bias", BIASES[:2], "With --nk: bias", default="none", show_default=True)

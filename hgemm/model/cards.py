@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.checks import NAME, TEXT, Mismatch, check, fields, integer, map_of, number, text
-from hgemm.errors import LibraryError, RequestError, closest_words
+from hgemm.errors import LibraryError, RequestError
 
 FOLDER = Path(__file__).with_name("tables")
 SCHEMA = 1
@@ -118,15 +118,15 @@ def card_keys() -> tuple[str, ...]:
 def card_named(name: str) -> Card:
     """Return a GPU by name, as people or drivers write it: `H200`, `RTX 4090`, `A100-SXM4-40GB`, `NVIDIA H100 80GB HBM3`.
 
-    Raises: RequestError, with the closest name and all names, if no table matches.
+    Raises: RequestError, with all names, if no table matches. It proposes only a name with the same letters: B200 is no H200.
     """
     parts = [part for part in re.split(r"[^a-z0-9]+", name.lower()) if not _MEMORY_NAME.fullmatch(part)]
     words = re.sub(r"nvidia|geforce|tesla", "", "".join(parts))
     found = [key for key in card_keys() if words == key or words.startswith((f"{key}sxm", f"{key}pcie"))]
     if not found:
-        near = closest_words(words, card_keys(), cutoff=0.6)
+        near = [key for key in card_keys() if sorted(key) == sorted(words)]
         hint = f"did you mean {near[0]}? " if near else ""
-        raise RequestError(f"device {name!a} has no table: {hint}known are {', '.join(card_keys())}")
+        raise RequestError(f"device {name!a} has no table of figures: {hint}known are {', '.join(card_keys())}")
     return card(found[0])
 
 
