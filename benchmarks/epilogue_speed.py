@@ -1,0 +1,287 @@
+"""Time kernels with an epilogue beside the plain product, eager torch and torch.compile, on the products of Llama 3 8B's MLP.
+
+    python -m benchmarks.epilogue_speed --library build/epilogues --seconds 120 --json epilogues.json
+
+Builds what is missing. Each problem has three contenders of ours: `plain` is the fastest kernel without an epilogue. `same` is the
+kernel without one that is otherwise equal to `fused`. `eager` and `compiled` are torch's. Rounds alternate. Ratios above 1 mean that
+`fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed.
+A gallery has each function of examples/epilogues.py on one product, beside the plain kernel of the same tile.
+Units: microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import hgemm
+from examples import epilogues
+from hgemm.dtypes import DTYPES
+from hgemm.epilogue import Epilogue
+from hgemm.epilogue_language import as_epilogue
+
+HIDDEN, INNER = 4096, 14336
+LINEAR = "residual: Matrix; gelu(acc + bias) + residual"
+GATED = "gate: Matrix; silu(gate) * acc"
+TOKENS = (512, 1024, 2048, 4096, 8192)
+LAYERS = {"up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}
+"""n and k of the products."""
+TILES = (
+    {"tile": "128x256x64", "cooperation": "cooperative", "cluster": ["2x1", "1x1"]},
+    {"tile": "256x128x64", "cooperation": "cooperative", "cluster": "2x1"},
+    {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "2x1"},
+    {"tile": "128x192x64", "cooperation": "cooperative", "cluster": "1x1"},
+)
+GALLERY_TILE = {"tile": "128x256x64", "cooperation": "cooperative", "cluster": "2x1"}
+GALLERY = (
+    *("scaled", "addmm", "dequantized", "rms_norm", "gated", "gelu_grad"),
+    *("masked", "soft_capped", "clipped", "mobile", "mixed", "positive"),
+)
+GALLERY_SIZE = 4096
+ROTATED_BYTES = 256 << 20
+"""Together, the operands of a graph exceed the L2 cache several times."""
+GRAPH_MS, ROUNDS = 6.0, 11
+COMPILED_TOKENS = (2048, 512, 8192, 1024, 4096)
+"""In this order, as far as the time allows: torch.compile tunes each size anew."""
+
+
+def build(library: str, jobs: int | None) -> dict[str, list[Any]]:
+    """Return the kernels of each expression, and of none, in one order of tiles."""
+    common = {"arch": "sm_90a", "layout": "tn", "dtype": "f16", "beta": "off"}
+    texts = ["none", LINEAR, GATED]
+    found = {
+        text: hgemm.generate([{**common, **tile} for tile in TILES], epilogue=text, library=library, jobs=jobs)
+        for text in texts
+    }
+    for name in GALLERY:
+        function = getattr(epilogues, name)
+        found[name] = hgemm.generate({**common, **GALLERY_TILE}, epilogue=function, library=library, jobs=jobs)
+    return found
+
+
+def arrays_of(epilogue: Epilogue, m: int, n: int) -> dict[str, Any]:
+    """Return random inputs of an expression, by name: numbers for scalars."""
+    import torch
+
+    types = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+    shapes = {"row": (n,), "column": (m,), "matrix": (m, n)}
+    return {
+        one.name: 0.5
+        if one.kind == "scalar"
+        else torch.rand(shapes[one.kind], device="cuda", dtype=torch.float32).to(types[one.of("f16")])
+        for one in epilogue.operands
+    }
+
+
+def read_bytes(epilogue: Epilogue, m: int, n: int) -> int:
+    """Return the bytes of the matrices that an expression reads."""
+    return sum(m * n * DTYPES[one.of("f16")].bytes for one in epilogue.operands if one.kind == "matrix")
+
+
+# ==== Time ====
+
+
+def captured(run: Callable[[int], object], sets: int, launches: int) -> Any:
+    """Return a graph of launches that take the sets of operands in turn."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for at in range(sets):
+            run(at)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for at in range(launches):
+            run(at % sets)
+    return graph
+
+
+def replay_ms(graph: Any) -> float:
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def timed(
+    runs: Mapping[str, Callable[[int], object]], sets: int, guess_us: float, rounds: int, load_s: float = 1.0
+) -> dict[str, list[float]]:
+    """Return the times of each contender by round. Every second round has the opposite order."""
+    launches = max(1, round(GRAPH_MS * 1e3 / guess_us / sets)) * sets
+    graphs = {name: captured(run, sets, launches) for name, run in runs.items()}
+    end = time.monotonic() + load_s
+    while time.monotonic() < end:
+        replay_ms(next(iter(graphs.values())))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for at in range(rounds):
+        for name in [*runs][:: 1 if at % 2 else -1]:
+            times[name].append(replay_ms(graphs[name]) / launches * 1e3)
+    return times
+
+
+def copied_us(count: int) -> float:
+    """Return the time that a copy takes to read and write so many bytes."""
+    import torch
+
+    source, to = (torch.empty(max(count // 2, 1 << 28), dtype=torch.uint8, device="cuda") for _ in range(2))
+    graph = captured(lambda _: to.copy_(source), 1, 4)
+    speed = 4 * 2 * source.numel() / statistics.median(replay_ms(graph) for _ in range(9)) * 1e3
+    return count / speed * 1e6
+
+
+def check(name: str, found: Any, expected: Any) -> None:
+    """Stop if a result is not the expected one. A kernel and torch round differently."""
+    error = float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
+    if not error < 2e-2:
+        raise SystemExit(f"epilogue_speed: {name} is wrong: error {error}")
+
+
+# ==== Problems ====
+
+
+class Layer:
+    """The operands of one product with `m` tokens, and its contenders."""
+
+    def __init__(self, text: str, m: int, n: int, k: int) -> None:
+        import torch
+
+        self.epilogue, self.text, self.m, self.n, self.k = as_epilogue(text), text, m, n, k
+        self.sets = max(2, -(-ROTATED_BYTES // (2 * (m * k + n * k + 2 * m * n))))
+        half = {"device": "cuda", "dtype": torch.float16}
+        self.x = [torch.randn(m, k, **half) for _ in range(self.sets)]
+        self.w = [torch.randn(n, k, **half) / k**0.5 for _ in range(self.sets)]
+        self.d = [torch.empty(m, n, **half) for _ in range(self.sets)]
+        self.inputs = [arrays_of(self.epilogue, m, n) for _ in range(self.sets)]
+        self.guess_us = max(2 * m * n * k / 600e6, 5.0)
+
+    def ours(self, kernel: Any, fused: bool) -> Callable[[int], object]:
+        import torch
+
+        def run(at: int) -> object:
+            inputs = self.inputs[at] if fused else None
+            stream = torch.cuda.current_stream().cuda_stream
+            return kernel(self.x[at], self.w[at].t(), self.d[at], inputs=inputs, stream=stream)
+
+        return run
+
+    def formula(self, x: Any, w: Any, d: Any, inputs: Mapping[str, Any]) -> Any:
+        """Return what eager torch computes. `d` is the output of the product."""
+        import torch
+        import torch.nn.functional as F
+
+        if self.text == LINEAR:
+            return F.gelu(torch.addmm(inputs["bias"], x, w.t())) + inputs["residual"]
+        return F.silu(inputs["gate"]) * torch.mm(x, w.t())
+
+    def torchs(self, function: Callable[..., object]) -> Callable[[int], object]:
+        return lambda at: function(self.x[at], self.w[at], self.d[at], self.inputs[at])
+
+
+def fastest(layer: Layer, kernels: list[Any], fused: bool) -> Any:
+    """Return the fastest kernel of one expression, by times that are not published."""
+    times = timed({one.symbol: layer.ours(one, fused) for one in kernels}, layer.sets, layer.guess_us, 3, 0.1)
+    return min(kernels, key=lambda one: statistics.median(times[one.symbol]))
+
+
+def time_layer(kernels: Mapping[str, list[Any]], name: str, text: str, m: int, compiled: bool) -> dict[str, Any]:
+    """Return the medians and the ratios of one problem."""
+    import torch
+
+    layer = Layer(text, m, *LAYERS[name])
+    plain, fused = fastest(layer, kernels["none"], False), fastest(layer, kernels[text], True)
+    same = kernels["none"][kernels[text].index(fused)]
+    eager = layer.torchs(layer.formula)
+    runs = {"fused": layer.ours(fused, True), "plain": layer.ours(plain, False), "same": layer.ours(same, False)}
+    runs |= {"eager": eager}
+    runs["fused"](0)
+    check(f"{name} {text}", layer.d[0], eager(0))
+    if compiled:
+        began = time.monotonic()
+        runs["compiled"] = layer.torchs(torch.compile(layer.formula, mode="max-autotune-no-cudagraphs", dynamic=False))
+        check(f"{name} {text}, compiled", runs["compiled"](0), eager(0))
+        print(f"compiled {name} {m} in {time.monotonic() - began:.0f} s", flush=True)
+    times = timed(runs, layer.sets, layer.guess_us, ROUNDS)
+    return {
+        "layer": name,
+        "epilogue": text,
+        "m": m,
+        "n": layer.n,
+        "k": layer.k,
+        "kernels": {"fused": fused.symbol, "plain": plain.symbol, "same": same.symbol},
+        "us": {one: round(statistics.median(found), 2) for one, found in times.items()},
+        "ratios": {one: _ratio(times[one], times["fused"]) for one in runs if one != "fused"},
+        "copied": round(copied_us(read_bytes(layer.epilogue, m, layer.n)), 2),
+    }
+
+
+def _ratio(other: list[float], fused: list[float]) -> list[float]:
+    """Return the median of the paired ratio, and its least and largest value."""
+    ratios = [x / y for x, y in zip(other, fused, strict=True)]
+    return [round(value, 4) for value in (statistics.median(ratios), min(ratios), max(ratios))]
+
+
+def gallery(kernels: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the time of each example, and of the plain kernel of the same tile."""
+    size = GALLERY_SIZE
+    for name in GALLERY:
+        function = getattr(epilogues, name)
+        layer = Layer(function, size, size, size)
+        runs = {"fused": layer.ours(kernels[name][0], True), "plain": layer.ours(kernels["none"][0], False)}
+        times = timed(runs, layer.sets, layer.guess_us, ROUNDS)
+        us = {one: round(statistics.median(found), 2) for one, found in times.items()}
+        copied = round(copied_us(read_bytes(layer.epilogue, size, size)), 2)
+        yield {"function": name, "us": us, "ratio": _ratio(times["plain"], times["fused"]), "copied": copied}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default="build/epilogues")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="of measurements; the rest of the problems is skipped"
+    )
+    parser.add_argument("--jobs", type=int, default=None)
+    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    kernels = build(args.library, args.jobs)
+    if args.build_only:
+        return
+    import torch
+
+    end = time.monotonic() + args.seconds
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "layers": [],
+        "gallery": [],
+    }
+    problems = [
+        (name, text, m, False) for m in TOKENS for name, text in (("up", LINEAR), ("down", LINEAR), ("up", GATED))
+    ]
+    parts = (("layers", (time_layer(kernels, *one) for one in problems)), ("gallery", gallery(kernels)))
+    tuned = (time_layer(kernels, "down", LINEAR, m, True) for m in COMPILED_TOKENS)
+    for part, rows in (*parts, ("layers", tuned)):
+        while time.monotonic() < end and (row := next(rows, None)):
+            found[part].append(row)
+            print(json.dumps(row), flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(found, indent=1) + "\n")
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
