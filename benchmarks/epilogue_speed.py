@@ -2,8 +2,8 @@
 
     python -m benchmarks.epilogue_speed --library build/epilogues --seconds 120 --json epilogues.json
 
-Builds what is missing. Each problem has three contenders of ours: `plain` is the fastest kernel without an epilogue. `same` is the
-kernel without one that is otherwise equal to `fused`. `eager` and `compiled` are torch's. Rounds alternate. Ratios above 1 mean that
+Builds what is missing. Each problem has three contenders of ours: `plain` is the fastest kernel without an epilogue; `same` is the
+kernel without one that is otherwise equal to `fused`. `eager` and `compiled` are torch's. Rounds alternate. Above 1,
 `fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed.
 A gallery has each function of examples/epilogues.py on one product, beside the plain kernel of the same tile.
 Units: microseconds.
