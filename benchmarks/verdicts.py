@@ -101,7 +101,7 @@ def prepare(folder: Path, jobs: int) -> int:
         if failed:  # inspection rejects it: for example, the compiler adds a missing wait
             print(f"{name}: left out, {failed[0]}", flush=True)
             return
-        emulation = Emulation(library, replace(made, templates=templates), shapes, jobs=jobs)
+        emulation = Emulation(library, replace(made, templates=templates), shapes, jobs=jobs, force=True)
         found = list(emulation.outcomes([outcome.symbol for outcome in outcomes]))
         cases.extend(case for outcome in found for case in _cases(name, outcome))
         print(f"{name}: {len(found)} variants, {sum(one.passed for one in found)} without a finding", flush=True)

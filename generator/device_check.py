@@ -82,6 +82,8 @@ class CheckOutcome:
     proof: dict = field(default_factory=dict)
     sites: tuple[dict, ...] = ()
     skipped_cases: tuple[dict, ...] = ()
+    reused: bool = False
+    """Whether the checks are those of a proof in the variant's record."""
 
     @property
     def passed_cases(self) -> int:
@@ -201,6 +203,8 @@ def outcome_line(outcome: CheckOutcome) -> str:
     found = [cases, *["instruction and byte counts as planned"] * (outcome.shapes != outcome.checks)]
     found += [f"skipped {skipped['case']}: {skipped['reason']}" for skipped in outcome.skipped_cases]
     found.append(f"largest error {outcome.worst_ratio:.2f} of its bound")
+    if outcome.reused:
+        return f"ok    {outcome.symbol}  {'; '.join(found)}; proved before"
     if proof := outcome.proof:
         conflicts = proof["read_conflicts_per_k_tile"] + proof["copy_conflicts_per_k_tile"]
         found += ["no race", f"{conflicts:g} bank conflict{'s' * (conflicts != 1)}"]
@@ -214,6 +218,8 @@ def outcome_summary(outcomes: list[CheckOutcome]) -> str:
     skipped = len(outcomes) - passed - failed
     found = f"{counted(passed, 'variant')} passed, {failed} failed, {skipped} skipped"
     found += f"; {counted(cases, 'shape')} passed"
+    if reused := sum(outcome.reused for outcome in outcomes):
+        found += f"; {counted(reused, 'earlier proof')} reused, --force repeats them"
     lacking = [f"{case['case']} of {outcome.symbol}" for outcome in outcomes for case in outcome.skipped_cases]
     if not lacking:
         return found
@@ -234,9 +240,9 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_junit(path: Path, outcomes: Iterable[CheckOutcome]) -> None:
+def write_junit(path: Path, outcomes: Iterable[CheckOutcome], command: str = "hgemm verify") -> None:
     """Write a JUnit file: a suite for each variant, a test for each case. Raises: LibraryError if the disk refuses."""
-    root = ElementTree.Element("testsuites", name="hgemm verify")
+    root = ElementTree.Element("testsuites", name=command)
     for outcome in outcomes:
         root.append(_suite(outcome))
     ElementTree.indent(root)

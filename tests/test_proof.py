@@ -129,8 +129,14 @@ def test_a_library_is_proved_and_the_proof_is_filed(
     (suite,) = ElementTree.parse(report).getroot()
     assert suite.get("tests") == "21" and suite.get("failures") == "0"
     written = (library.folder / record.symbol / "record.json").stat().st_mtime_ns
-    assert invoke(verify.verify_command, "--emulate", "--library", library.folder, "--seed", 3).exit_code == 0
+    arguments = ("--emulate", "--library", library.folder, "--seed", 3, "--junit", report)
+    assert invoke(verify.verify_command, *arguments, "--force").exit_code == 0
     assert (library.folder / record.symbol / "record.json").stat().st_mtime_ns == written
+    again = invoke(verify.verify_command, *arguments)
+    line, summary = again.stdout.splitlines()
+    assert again.exit_code == 0 and line.endswith("proved before") and "1 earlier proof reused, --force" in summary
+    (suite,) = ElementTree.parse(report).getroot()
+    assert suite.get("tests") == str(len(proof["shapes"])) and suite.get("failures") == "0"
 
 
 def test_shapes_are_taken_and_answered_as_json(library: Library, host_toolchain: HostToolchain) -> None:
@@ -164,6 +170,14 @@ def test_without_a_compiler_one_line_says_what_to_do(library: Library, monkeypat
     done = call("hgemm", "verify", "--emulate", "--library", library.folder)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("hgemm: error: CXX is no-such++, which is not installed: install g++ 12")
+
+
+def test_a_build_writes_a_test_for_each_variant(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    options = ["--arch", "sm_80", "--tile", "32x32x16", "-o", tmp_path / "lib", "--junit", report, "-q"]
+    assert invoke(generate_command, *options).exit_code == 0
+    (suite,) = ElementTree.parse(report).getroot()
+    assert [case.get("name") for case in suite] == ["build"] and suite.get("failures") == "0"
 
 
 # ---- generate --verify emulate --------------------------------------------------------------------------------------

@@ -174,8 +174,9 @@ nothing else is written, and that two runs give the same bits.
 
 --emulate translates the variant's PTX to C++, compiles it with this machine's C++ compiler (CXX), and runs every thread of it on
 the CPU, under adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of
-uninitialized memory, and counts bank conflicts. The proof is stored in the variant's record. A variant whose source or PTX this
-version would not write is not run without --trust.
+uninitialized memory, and counts bank conflicts. The proof is stored in the variant's record. A variant that has a proof by this
+version is not run again, unless --force is given. A variant whose source or PTX this version would not write is not run without
+--trust.
 
 --device --bits compares results byte for byte with what each kernel's order of accumulation predicts, with the other kernels of
 that order, and with cuBLASLt. It needs a C++ compiler (CXX).
@@ -205,6 +206,9 @@ Examples:
 @click.option("--emulate", is_flag=True, help="Check on this machine's CPU. Needs no GPU.")
 @click.option("--rebuild", is_flag=True, help="Build again, and compare source, PTX and cubin.")
 @click.option("--bits", is_flag=True, help="With --device: compare results byte for byte with their prediction.")
+@click.option(
+    "--force", is_flag=True, help="With --emulate: also run variants whose records have a proof by this version."
+)
 @click.option(
     "--trust", is_flag=True, help="Also run variants whose source or PTX this version would not write. Stores no proof."
 )
@@ -238,6 +242,7 @@ def verify_command(
     emulate: bool,
     rebuild: bool,
     bits: bool,
+    force: bool,
     trust: bool,
     library: Path,
     shapes: str,
@@ -259,6 +264,8 @@ def verify_command(
         )
     if trust and not emulate:
         raise RequestError("--trust is for --emulate")
+    if force and not emulate:
+        raise RequestError("--force is for --emulate: other checks keep no result")
     if bits and not on_device:
         raise RequestError("--bits is for --device: checks with --emulate always compare bytes with their prediction")
     if bits and (shapes or jobs):
@@ -273,7 +280,7 @@ def verify_command(
     chosen = choose(opened, symbols, Selection(**filters))
     line, summary = outcome_line, outcome_summary
     if emulate:
-        found = _emulated(opened, chosen, shapes, seed, jobs, timeout, trust)
+        found = _emulated(opened, chosen, shapes, seed, jobs, timeout, trust, force)
     elif rebuild:
         from generator.rebuild import rebuilt, rebuilt_line, rebuilt_summary  # slow to load, and needed only here
 
@@ -329,11 +336,12 @@ def _emulated(
     jobs: int | None,
     timeout: float | None,
     trust: bool,
+    force: bool,
 ) -> Iterator[CheckOutcome]:
     from generator.proof.jobs import Emulation, host_toolchain  # slow to load, and needed only here
 
     emulation = Emulation(library, host_toolchain(), shapes, seed, jobs or cores())
-    return replace(emulation, trust=trust, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
+    return replace(emulation, trust=trust, force=force, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
 
 
 # ==== bench ====

@@ -30,6 +30,7 @@ from generator.store.files import reject_export
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
 from generator.tables import counted, fitted, line_width
+from hgemm.disk import require_writable
 from hgemm.library import reject_file
 from hgemm.record import Scalar
 
@@ -64,6 +65,7 @@ def run(options: dict[str, Any]) -> int:
             f"generate: the planned tiles differ ({', '.join(tiles)}): set --tile to compare kernels of one tile",
             err=True,
         )
+    require_writable(options["junit"], "--junit")
     reject_file(options["library"])
     reject_export(options["library"])
     settings = Settings(
@@ -87,6 +89,8 @@ def run(options: dict[str, Any]) -> int:
         _print_records(rows, settings.library)
     else:
         _print_table([row.cells for row in rows], plans, ["status"], [*_RESOURCES[:3], "seconds", *_RESOURCES[3:]])
+    if options["junit"]:
+        _write_junit(options["junit"], rows)
     for row in rows:
         if row.error:
             click.echo(f"generate: error: {row.error}", err=True)
@@ -226,6 +230,21 @@ def _rows(made: Iterator[Made], tell: OnOutcome) -> tuple[list[_Row], list[Plan]
 
 def _row(outcome: Outcome) -> _Row:
     return _Row(_cells(outcome), outcome.error, outcome.record is not None)
+
+
+def _write_junit(path: Path, rows: Sequence[_Row]) -> None:
+    """Write a JUnit file with a test for each variant."""
+    from generator.device_check import CheckOutcome, write_junit  # needed for such a file only
+
+    outcomes = [
+        CheckOutcome(
+            symbol=str(row.cells["symbol"]),
+            checks=({"case": "build", "passed": not row.error, "reason": row.error},),
+            seconds=float(row.cells["seconds"]),
+        )
+        for row in rows
+    ]
+    write_junit(path, outcomes, "generate")
 
 
 def _cells(outcome: Outcome) -> dict[str, Scalar]:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -170,6 +171,12 @@ def _complete(module: str, begun: str) -> Sequence[str]:
     "Run", click.option("--allow-spills", is_flag=True, help="Register kernels that spill registers, and mark them.")
 )
 @grouped_option("Answer", json_option)
+@grouped_option(
+    "Answer",
+    click.option(
+        "--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a JUnit file."
+    ),
+)
 @grouped_option(
     "Answer",
     click.option("--explain", is_flag=True, help="Print the plan, or every violated rule. Build nothing."),

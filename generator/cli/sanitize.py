@@ -14,7 +14,7 @@ import click
 from generator.build.workers import cores
 from generator.cli.options import json_option
 from generator.cli.output import HEARTBEAT_S
-from generator.device_check import CheckOutcome, json_of
+from generator.device_check import CheckOutcome, json_of, write_junit
 from generator.errors import RequestError, unknown_word
 from generator.proof.jobs import host_toolchain
 from generator.sanitize.check import (
@@ -24,11 +24,12 @@ from generator.sanitize.check import (
     Check,
     cost_lines,
     finding_lines,
+    junit_outcome,
     summary_line,
 )
 from generator.sanitize.description import kernel_of, read_module
 from generator.sanitize.starter import launch_file
-from hgemm.disk import write_atomically
+from hgemm.disk import require_writable, write_atomically
 
 _HELP = """Check a kernel of any origin by its PTX, on the CPU. No GPU is needed.
 
@@ -88,6 +89,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="S",
     help="Time limit of one schedule, in seconds.",
 )
+@click.option(
+    "--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a JUnit file."
+)
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.pass_context
@@ -99,6 +103,7 @@ def sanitize_command(ctx: click.Context, **options) -> None:
         return
     if options["kernel"]:
         raise RequestError("--kernel is for --init; otherwise write `kernel = NAME` in the launch file")
+    require_writable(options["junit"], "--junit")
     check = Check(
         ptx=path,
         launch=launch,
@@ -112,6 +117,8 @@ def sanitize_command(ctx: click.Context, **options) -> None:
     )
     with _progress(options["schedules"], options["quiet"]) as show:
         verdict = check.run(show)
+    if options["junit"]:
+        write_junit(options["junit"], [junit_outcome(verdict)], "hgemm sanitize")
     if options["as_json"]:
         click.echo(json.dumps({**json_of(verdict), "passed": verdict.passed}, indent=1))
     else:

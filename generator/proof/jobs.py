@@ -39,7 +39,7 @@ from generator.ptx.parser import Location
 from generator.ptx.translate import PTX_FILE, source_lines
 from generator.spec import Spec
 from generator.store.library import Library
-from generator.store.proofs import subject_of, with_proof
+from generator.store.proofs import subject_of, unproved, with_proof
 from hgemm.cases import Shape
 from hgemm.library import Variant
 from hgemm.record import PTX_NAME, dump
@@ -372,7 +372,8 @@ def located(outcome: CheckOutcome, ptx: bytes, record: Mapping[str, Any], templa
 class Emulation:
     """The proof of kernels of a library: shapes, seed and number of processes.
 
-    Fields: with `trust`, kernels that this version would not write are run, too; their proofs are not stored.
+    Fields: with `trust`, kernels that this version would not write are run, too; their proofs are not stored. With `force`, kernels
+        are run again whose records have a proof by this version of the executor.
     """
 
     library: Library
@@ -382,11 +383,23 @@ class Emulation:
     jobs: int = 1
     timeout_s: float = TIMEOUT_S
     trust: bool = False
+    force: bool = False
     _subjects: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)
 
     def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
         """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record."""
         variants = [self.library.load(symbol) for symbol in symbols]
+        fresh = iter(self._run([variant for variant in variants if not self._is_proved(variant)]))
+        for variant in variants:
+            yield _reused(variant) if self._is_proved(variant) else next(fresh)
+
+    def _is_proved(self, variant: Variant) -> bool:
+        """Return whether the record has the proof that a run would give."""
+        data = variant.record.data
+        again = self.force or self.trust or self.shapes
+        return not again and not unproved(data, self.host_toolchain.version()) and data["proof"]["seed"] == self.seed
+
+    def _run(self, variants: Sequence[Variant]) -> Iterator[CheckOutcome]:
         if variants:
             self.host_toolchain.executor()  # build it once, before the processes; its errors are not a kernel's
         proofs = workers(self.jobs, self.timeout_s)
@@ -437,6 +450,16 @@ class Emulation:
         before, after = (dump({**one["proof"], _TIMES: None}) for one in (record, new))
         if before != after:
             self.library.publish(new, variant.artefacts)
+
+
+def _reused(variant: Variant) -> CheckOutcome:
+    """Return the outcome of the proof in a record."""
+    proof = variant.record.data["proof"]
+    checks = [
+        {"case": case, "passed": True, "reason": "", "findings": [], "max_bound_ratio": proof["max_bound_ratio"]}
+        for case in proof["shapes"]
+    ]
+    return CheckOutcome(variant.symbol, tuple(checks), reused=True)
 
 
 @dataclass(frozen=True)

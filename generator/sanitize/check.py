@@ -244,6 +244,15 @@ def finding_lines(verdict: Verdict) -> Iterator[str]:
     yield from (f"error: {text}" for text in verdict.errors)
 
 
+def junit_outcome(verdict: Verdict) -> CheckOutcome:
+    """Return a verdict as an outcome with two cases, findings and results. An error of a schedule is an error of both."""
+    findings = [f"{one.kind}: {one.message}" for one in verdict.findings]
+    checks = [{"case": "findings", "passed": not findings, "reason": "; ".join(findings)}]
+    if verdict.has_reference:
+        checks.append({"case": "results", "passed": not verdict.wrong, "reason": "; ".join(verdict.wrong)})
+    return CheckOutcome(verdict.kernel, tuple(checks), error="; ".join(verdict.errors), seconds=verdict.seconds)
+
+
 def cost_lines(verdict: Verdict) -> Iterator[str]:
     """Yield the places of bank conflicts and of scattered accesses. They are no faults."""
     for title, places, unit in (
