@@ -331,7 +331,15 @@ def forwarded(blas: Blas) -> Results:
     results.append(
         ("illegal", [7, before + 1], [call("cublasSgemm_v2", handle, 0, 0, -4, *single[4:]), real.fake_calls()])
     )
-    results.append(("real handles", 1, real.fake_live()))
+    foreign = ctypes.c_void_p()
+    real.cublasCreate_v2(ctypes.byref(foreign))
+    found = [
+        call("cublasSetMathMode", foreign, 1),
+        call("cublasSetStream_v2", foreign, 32),
+        call("cublasSgemm_v2", foreign, *single[1:]),
+    ]
+    results.append(("a handle of the real cuBLAS", [[0, 0, 0], before + 2], [found, real.fake_calls()]))
+    results.append(("its end", [2, 0, 1], [real.fake_live(), call("cublasDestroy_v2", foreign), real.fake_live()]))
     call("cublasDestroy_v2", handle)
     results.append(("destroyed", 0, real.fake_live()))
     return results

@@ -114,7 +114,7 @@ def test_every_function_of_the_list_is_there_once(blas: Path) -> None:
     import ctypes
 
     names = forwarded_names((templates_folder() / "capi" / "blas" / "forwarded.txt").read_text())
-    assert len(set(names)) == len(names) > 800
+    assert len(set(names)) == len(names) > 600
     library = ctypes.CDLL(str(blas / "c" / "lib" / "libhgemm_blas.so"))
     assert not [name for name in names if not hasattr(library, name)]
 

@@ -130,7 +130,10 @@ def upload(array: np.ndarray) -> int:
 def multiply(folder: Path, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return a b, computed by the kernel in a folder. Shapes: a (m, k), b (k, n)."""
     record = json.loads((folder / "record.json").read_text())
-    launch, (by_rows, by_columns) = record["launch"], (letter == one for letter, one in zip(record["spec"]["layout"], "tn"))
+    launch, (by_rows, by_columns) = (
+        record["launch"],
+        (letter == one for letter, one in zip(record["spec"]["layout"], "tn")),
+    )
     (m, k), n = a.shape, b.shape[1]
     a_stored = np.ascontiguousarray(a if by_rows else a.T)
     b_stored = np.ascontiguousarray(b.T if by_columns else b)

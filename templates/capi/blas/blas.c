@@ -142,10 +142,11 @@ HGEMM_BLAS_API int cublasDestroy_v2(void *handle) {
     atomic_store_explicit(&handles[i], NULL, memory_order_release);
   }
   pthread_mutex_unlock(&changing);
-  if (found == NULL) return BLAS_NOT_INITIALIZED;
-  real = atomic_load_explicit(&found->real, memory_order_acquire);
+  if (handle == NULL) return BLAS_NOT_INITIALIZED;
+  real = found != NULL ? atomic_load_explicit(&found->real, memory_order_acquire) : handle;
   destroy = (int (*)(void *))(real != NULL ? hgemm_blas_real("cublasDestroy_v2") : NULL);
   if (destroy != NULL) status = destroy(real);
+  if (found == NULL) return destroy != NULL ? status : BLAS_NOT_INITIALIZED;
   pthread_mutex_destroy(&found->creating);
   free(found);
   return status;
@@ -160,12 +161,15 @@ static void *real_of(hgemm_blas_handle const *handle) {
 HGEMM_BLAS_API int cublasSetStream_v2(void *handle, void *stream) {
   hgemm_blas_handle *const own = hgemm_blas_find(handle);
   int (*real)(void *, void *);
-  if (own == NULL) return BLAS_NOT_INITIALIZED;
-  own->stream = stream;
-  own->workspace = NULL, own->workspace_bytes = 0; /* as documented */
-  if (real_of(own) == NULL) return BLAS_SUCCESS;
+  if (handle == NULL) return BLAS_NOT_INITIALIZED;
+  if (own != NULL) {
+    own->stream = stream;
+    own->workspace = NULL, own->workspace_bytes = 0; /* as documented */
+    if (real_of(own) == NULL) return BLAS_SUCCESS;
+  }
   real = (int (*)(void *, void *))hgemm_blas_real("cublasSetStream_v2");
-  return real != NULL ? real(real_of(own), stream) : BLAS_SUCCESS;
+  if (real == NULL) return own != NULL ? BLAS_SUCCESS : BLAS_NOT_INITIALIZED;
+  return real(own != NULL ? real_of(own) : handle, stream);
 }
 
 HGEMM_BLAS_API int cublasGetStream_v2(void *handle, void **stream) {
@@ -187,9 +191,15 @@ HGEMM_BLAS_API int cublasSetWorkspace_v2(void *handle, void *workspace, size_t b
   return real != NULL ? real(real_of(own), workspace, bytes) : BLAS_SUCCESS;
 }
 
+/* Calls a setter of the real cuBLAS with a handle that is not ours. */
+static int set_foreign(void *handle, int value, char const *name) {
+  int (*const real)(void *, int) = (int (*)(void *, int))(handle != NULL ? hgemm_blas_real(name) : NULL);
+  return real != NULL ? real(handle, value) : BLAS_NOT_INITIALIZED;
+}
+
 static int set(void *handle, size_t field, int value, int legal, char const *name) {
   hgemm_blas_handle *const own = hgemm_blas_find(handle);
-  if (own == NULL) return BLAS_NOT_INITIALIZED;
+  if (own == NULL) return set_foreign(handle, value, name);
   if (!legal) return BLAS_INVALID_VALUE;
   memcpy((char *)own + field, &value, sizeof value);
   return real_of(own) != NULL ? hgemm_blas_forward_int(own, name, value) : BLAS_SUCCESS;

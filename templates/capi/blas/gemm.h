@@ -2,22 +2,23 @@
 
 /* ---- Calls of the real cuBLAS ------------------------------------------------------------------------------------------ */
 
-/* Serves a product, or calls the real function with the real handle. */
-#define SERVE(name, types, ...)                                                        \
-  do {                                                                                 \
-    hgemm_blas_handle *const own = hgemm_blas_find(handle);                            \
-    int status;                                                                        \
-    if (own == NULL) return BLAS_NOT_INITIALIZED;                                      \
-    status = hgemm_blas_multiply(own, &product);                                       \
-    if (status == BLAS_FORWARD) {                                                      \
-      int (*const real) types = (int(*) types)hgemm_blas_real(name);                   \
-      void *const real_handle = real != NULL ? hgemm_blas_real_handle(own) : NULL;     \
-      if (hgemm_blas_logs()) {                                                         \
-        hgemm_blas_log(&product, real_handle != NULL ? BLAS_BY_CUBLAS : BLAS_BY_NONE, NULL); \
-      }                                                                                \
-      status = real_handle != NULL ? real(real_handle, __VA_ARGS__) : BLAS_NOT_SUPPORTED; \
-    }                                                                                  \
-    return status;                                                                     \
+/* Serves a product, or calls the real function with the real handle. A handle of the real cuBLAS stays as it is: it may call its
+ * own functions. */
+#define SERVE(name, types, ...)                                                                       \
+  do {                                                                                                \
+    hgemm_blas_handle *const own = hgemm_blas_find(handle);                                           \
+    int const status = own != NULL ? hgemm_blas_multiply(own, &product) : BLAS_FORWARD;               \
+    int (*real) types;                                                                                \
+    void *real_handle;                                                                                \
+    if (handle == NULL) return BLAS_NOT_INITIALIZED;                                                  \
+    if (status != BLAS_FORWARD) return status;                                                        \
+    real = (int(*) types)hgemm_blas_real(name);                                                       \
+    real_handle = real == NULL ? NULL : own != NULL ? hgemm_blas_real_handle(own) : handle;           \
+    if (own != NULL && hgemm_blas_logs()) {                                                           \
+      hgemm_blas_log(&product, real_handle != NULL ? BLAS_BY_CUBLAS : BLAS_BY_NONE, NULL);            \
+    }                                                                                                 \
+    if (real_handle == NULL) return own != NULL ? BLAS_NOT_SUPPORTED : BLAS_NOT_INITIALIZED;          \
+    return real(real_handle, __VA_ARGS__);                                                            \
   } while (0)
 
 /* ---- One type ---------------------------------------------------------------------------------------------------------- */
