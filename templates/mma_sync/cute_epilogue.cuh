@@ -45,7 +45,7 @@ struct Outputs {
       NeighbourInputs<Policy, WIDTH> inputs;
       inputs.load(NeighboursAt{aux_of<Policy>(problem), batch, row, column});
       CUTE_UNROLL
-      for (int e = 0; e < WIDTH; ++e) rD(e) = Out(Policy::Expression::apply(values(e), inputs, problem, e));
+      for (int e = 0; e < WIDTH; ++e) rD(e) = Out(Policy::Expression::apply(values(e), 0.f, inputs, problem, e));
     } else {
       if (adds_c) copy(Copy_Atom<LoadGlobal<Word>, Out>{}, gC, rC);
       CUTE_UNROLL

@@ -147,7 +147,7 @@ struct Epilogue {
       typename Policy::Expression::template Inputs<OfValues> inputs;
       inputs.load(SubtileAt{problem, batch, m_first, n_first});
       CUTE_UNROLL
-      for (int v = 0; v < values; ++v) rD(v) = Out(Policy::Expression::apply(float(tCrC(v)), inputs, problem, v));
+      for (int v = 0; v < values; ++v) rD(v) = Out(Policy::Expression::apply(float(tCrC(v)), 0.f, inputs, problem, v));
     } else {
       Tensor rC = make_tensor<Out>(Int<values>{});  // (V)
       Tensor rB = make_tensor<Out>(Int<values>{});  // (V)
