@@ -3,7 +3,7 @@ VENV ?= .venv
 ARGS ?= --arch sm_89 --tile 128x128x32
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup generate catalog test test-slow test-all test-oldest verify lint docs docs-check ci-example clean
+.PHONY: help setup generate catalog test test-slow test-all test-oldest verify lint docs docs-check ci-example wheels clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ verify: $(INSTALLED)  ## Prove the shipped kernels by running them on the CPU; n
 ci-example: $(INSTALLED)  ## Run the CI job of examples/ci here: make, check and export kernels in build/ci
 	@PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/python examples/ci/run_here.py build/ci
 
+wheels: $(VENV)/.wheels  ## Build wheels of the generator and of the compiled catalog, in build/wheels (WHEELS="--arch 80,90a")
+	$(VENV)/bin/python packaging/build_wheels.py $(WHEELS)
+
 lint: $(INSTALLED)  ## Check style
 	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks
 	$(VENV)/bin/ruff format --check generator hgemm tests docs
@@ -53,6 +56,10 @@ docs: $(VENV)/.docs  ## Build the documentation site into build/site
 
 docs-check: docs  ## Open every page of the site in Chromium: links, width, console
 	$(VENV)/bin/python docs/check_site.py
+
+$(VENV)/.wheels: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[wheels]'
+	@touch $@
 
 $(VENV)/.docs: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'

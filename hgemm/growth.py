@@ -49,6 +49,19 @@ def default_library(environment: Mapping[str, str] | None = None) -> Path:
     return Path(known.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm" / "library"
 
 
+PACKAGE = "hgemm_kernels"
+"""The package of a wheel with compiled kernels."""
+
+
+def existing_library() -> Path:
+    """Return the default library if it exists or HGEMM_LIBRARY names it, else that of the wheel hgemm-kernels, if any."""
+    default = default_library()
+    found = find_spec(PACKAGE)
+    if default.exists() or os.environ.get(LIBRARY_VARIABLE) or found is None or not found.submodule_search_locations:
+        return default
+    return Path(found.submodule_search_locations[0]) / "library"
+
+
 # ==== Sizes: which kernels a kind of product needs ====
 
 SIZES = ("few_rows", "small", "medium", "large")
@@ -247,7 +260,8 @@ class Growth:
 
 def can_build() -> bool:
     """Return whether the generator, which builds kernels, is installed."""
-    return find_spec(MODULE.partition(".")[0]) is not None
+    found = find_spec(MODULE.partition(".")[0])
+    return found is not None and found.origin is not None  # a folder without code has no origin
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
 from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import LibraryError, ProblemError, RequestError, library_suffix, regenerate_hint
-from hgemm.growth import GrowingSelector, Growth, default_library
+from hgemm.growth import GrowingSelector, Growth, default_library, existing_library
 from hgemm.kernel import Kernel, split_inputs
 from hgemm.measured import read_sessions
 from hgemm.model.kernel import by_wgmma
@@ -273,7 +273,7 @@ def open_library(
     build: bool = False,
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
 ) -> Library:
-    """Open the library in a folder: by default HGEMM_LIBRARY, or `library` in the user's cache folder.
+    """Open the library in a folder: by default HGEMM_LIBRARY, or `library` in the user's cache folder, or hgemm-kernels' one.
 
     With `build`, a missing folder is created, and kernels that calls lack are built: once, in about a second each, with one log
     line. This needs the generator. It never happens while a CUDA graph is captured: call the product once before the capture.
@@ -281,7 +281,8 @@ def open_library(
     Units: `workspace_bytes` is the size of the automatic workspace per device and stream; 0 allows none.
     Raises: LibraryError if there is no library.
     """
-    folder = default_library() if path is None else Path(path)
+    usual = default_library if build else existing_library
+    folder = usual() if path is None else Path(path)
     if build:
         with disk_errors("create the library", folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,7 @@ def test_the_functions_win_over_modules_of_the_package() -> None:
 
 def test_the_default_library_builds_where_the_generator_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hgemm.growth.can_build()
-    monkeypatch.setattr("hgemm.growth.BUILDER_MODULE", "no_such_package.growth")
+    monkeypatch.setattr("hgemm.growth.MODULE", "no_such_package.plugin")
     assert not hgemm.growth.can_build()
 
 
