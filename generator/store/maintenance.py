@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,12 +201,21 @@ def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
         inner = [] if sessions.is_symlink() else sessions.glob(".tmp-*")  # behind a link, files belong to others
         places = [*library.folder.iterdir(), *inner]
         stale = [path for path in sorted(places) if is_stale(path)]
-        removals = [_remove_stale(path, dry_run) for path in stale]
-        removals += [_remove_failure(path, dry_run) for path in failures_of(library.folder)]
-        broken = [_remove_broken(library.folder / symbol, dry_run) for symbol in sorted(symbols)]
+        removals = _removed(_remove_stale, stale, dry_run)
+        removals += _removed(_remove_failure, failures_of(library.folder), dry_run)
+        broken = _removed(_remove_broken, [library.folder / symbol for symbol in sorted(symbols)], dry_run)
     if not dry_run:
         library.rows()
-    return removals + [removal for removal in broken if removal] + orphans
+    return removals + broken + orphans
+
+
+def _removed(remove: Callable[[Path, bool], Removal | None], places: Iterable[Path], dry_run: bool) -> list[Removal]:
+    """Return what `remove` removes. A place that another process removed meanwhile counts for nothing."""
+    removals = []
+    for place in places:
+        with suppress(FileNotFoundError):
+            removals.append(remove(place, dry_run))
+    return [removal for removal in removals if removal]
 
 
 def _remove_stale(path: Path, dry_run: bool) -> Removal:
@@ -242,10 +252,7 @@ def _size_bytes(folder: Path) -> int:
 
 def _remove_broken(place: Path, dry_run: bool) -> Removal | None:
     """Remove a variant that fails a check. Its source stays unless a sound record rejects it."""
-    try:
-        folder = open_folder(place)
-    except FileNotFoundError:
-        return None
+    folder = open_folder(place)
     try:
         reason = _fault(place)
         if not reason or not os.path.samestat(os.fstat(folder), os.lstat(place)):
@@ -258,8 +265,6 @@ def _remove_broken(place: Path, dry_run: bool) -> Removal | None:
             if not os.listdir(folder):
                 os.rmdir(place)
         return Removal(place.name, reason, freed_bytes)
-    except FileNotFoundError:
-        return None
     finally:
         os.close(folder)
 
