@@ -355,6 +355,28 @@ def test_a_killed_publisher_leaves_a_library_that_is_read_and_completed(library:
         assert [row["symbol"] for row in library.rows()] == ["one", "two"]
 
 
+@pytest.mark.parametrize("name", ["record.json", "kernel.cu", "kernel.cubin"])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE])
+def test_what_cannot_be_read_is_neither_garbage_nor_replaced(
+    library: Library, tmp_path: Path, monkeypatch, caplog, name: str, code: int
+) -> None:
+    folder, opened = publish(library), os.open
+    publish(other := Library(tmp_path / "other"))
+
+    def refuse(path: object, *arguments: object, **named: object) -> int:
+        if path == name and os.path.samestat(os.fstat(named["dir_fd"]), folder.stat()):
+            raise OSError(code, os.strerror(code))
+        return opened(path, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        removals = collect_garbage(library)
+        with pytest.raises(LibraryError, match=f"cannot read .*one/{name}"):
+            maintenance.merge([other.folder], library.folder, lambda *told: None)
+    assert removals == [] and "one stays: cannot read" in caplog.text
+    assert {path.name for path in folder.iterdir()} == {"record.json", "kernel.cu", "kernel.ptx", "kernel.cubin"}
+
+
 def test_garbage_that_another_process_removes_meanwhile_is_no_error(library: Library, monkeypatch) -> None:
     publish(library)
     for number in range(2):

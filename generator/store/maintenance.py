@@ -24,7 +24,7 @@ from generator.store.library import Library, is_ours
 from generator.store.library import join_sessions as join
 from generator.store.proofs import unproved
 from generator.tables import counted
-from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
+from hgemm.disk import TEMPORARY, is_stale, is_unreadable, open_folder, require_writable
 from hgemm.library import Variant, is_symbol, read_artefact, read_record, read_variant, require_library, scan
 from hgemm.measured import FOLDER
 from hgemm.record import RECORD_NAME, SOURCE_NAMES, Record
@@ -123,12 +123,14 @@ def _described(folder: Path, record: Record, executor: str) -> _Found:
 
 
 def _sound_of_target(target: Path, executor: str) -> dict[str, list[_Found]]:
-    """Return the variants of the target. A damaged one counts as missing."""
+    """Return the variants of the target. A damaged one counts as missing. Raises: LibraryError if one cannot be read."""
     found: dict[str, list[_Found]] = {}
     for symbol in sorted(scan(target)) if target.exists() else ():
         try:
             found[symbol] = [_check(target, symbol, executor)]
         except LibraryError as error:
+            if is_unreadable(error):
+                raise
             _LOG.warning("%s is damaged and will be replaced: %s", symbol, error)
     return found
 
@@ -282,14 +284,17 @@ def _is_kept(entry: os.DirEntry[str], place: Path, folder: int) -> bool:
     try:
         read_artefact(place, folder, record, entry.name)
         return True
-    except LibraryError:
-        return False
+    except LibraryError as error:
+        return is_unreadable(error)
 
 
 def _fault(place: Path) -> str:
-    """Return the failed check of a variant, or an empty text."""
+    """Return the failed check of a variant, or an empty text. A variant that cannot be read may be sound."""
     try:
         Library(place.parent).load(place.name)
     except LibraryError as error:
+        if is_unreadable(error):
+            _LOG.warning("%s stays: %s", place.name, error)
+            return ""
         return str(error).rpartition(": ")[0]
     return ""
