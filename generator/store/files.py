@@ -23,6 +23,7 @@ from hgemm.record import SOURCE_NAMES
 _DATABASE_REASONS = {
     "readonly database": disk.disk_reason(OSError(errno.EROFS, "")),
     "disk is full": disk.disk_reason(OSError(errno.ENOSPC, "")),
+    "disk I/O error": "the disk is full or fails: free some space, or choose another --library",
     "locked": "another process uses it: try again when that process is done",
     "unable to open": "it cannot be opened: check that it is a file and its permissions",
 }
