@@ -15,7 +15,20 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("hgemm.torch needs torch: pip install torch", name="torch") from None
 
+from hgemm.torch.aten import Override, overridden, override
 from hgemm.torch.layers import Linear, Patch, patch
 from hgemm.torch.operator import external_matmul, linear, matmul, use, used_library
 
-__all__ = ["Linear", "Patch", "external_matmul", "linear", "matmul", "patch", "use", "used_library"]
+__all__ = [
+    "Linear",
+    "Override",
+    "Patch",
+    "external_matmul",
+    "linear",
+    "matmul",
+    "overridden",
+    "override",
+    "patch",
+    "use",
+    "used_library",
+]

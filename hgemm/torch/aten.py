@@ -1,0 +1,181 @@
+"""Run aten's matrix products on kernels of a library: mm, addmm, bmm and baddbmm, and with them linear and matmul.
+
+    with hgemm.torch.overridden() as products:
+        y = model(x)
+    print(products)
+
+Products that no kernel supports run in torch, as before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hgemm.errors import DeviceError, LibraryError, ProblemError, UnsupportedError
+from hgemm.library import Library
+from hgemm.torch import operator
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_REFUSALS = (ProblemError, UnsupportedError, LibraryError)
+_MAX_REFUSED = 4096
+_current: Override | None = None
+
+
+class Override:
+    """Kernels of a library in the place of torch's, until `restore`.
+
+    Fields: `served` counts the products of each operator that ran on the library, `passed` those that ran in torch.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.served: Counter[str] = Counter()
+        self.passed: Counter[str] = Counter()
+        self._refused: set[tuple] = set()
+        self._registration: torch.library.Library | None = torch.library.Library("aten", "IMPL")
+        originals = {name: torch.library.get_kernel(f"aten::{name}", key) for name in _OPERATORS}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch warns of every kernel that replaces another
+            for name, original in originals.items():
+                kernel = partial(self._call, name, original)
+                self._registration.impl(name, kernel, key, with_keyset=True)
+
+    def restore(self) -> None:
+        """Give torch's kernels back. A second call does nothing."""
+        global _current
+        if self._registration is not None:
+            self._registration._destroy()
+            self._registration = None
+        if _current is self:
+            _current = None
+
+    def __str__(self) -> str:
+        total = self.served.total() + self.passed.total()
+        details = ", ".join(f"{name} {count}" for name, count in sorted(self.passed.items()))
+        return f"{self.served.total()} of {total} products ran on the library" + (
+            f"; torch ran {details}" if details else ""
+        )
+
+    def _call(self, name: str, original: Any, keys: Any, *tensors: Tensor, **options: Any) -> Tensor:
+        found = self._try(name, tensors, options)
+        (self.passed if found is None else self.served)[name] += 1
+        return original.call_boxed(keys, *tensors, **options) if found is None else found
+
+    def _try(self, name: str, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor | None:
+        """Return the product, or None if torch must compute it. What a library refused once is not tried again."""
+        *_, a, b = tensors
+        if not _eligible(a, b):
+            return None
+        key = (name, *((x.shape, x.stride(), x.dtype) for x in tensors), operator._precision(a))
+        if key in self._refused:
+            return None
+        try:
+            return _OPERATORS[name](tensors, options)
+        except _REFUSALS:
+            if len(self._refused) < _MAX_REFUSED:
+                self._refused.add(key)
+        except DeviceError:  # a captured launch whose kernel is not loaded yet
+            if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+                raise
+        return None
+
+
+def override(library: Library | str | PathLike[str] | None = None) -> Override:
+    """Run aten's products of f16 and bf16 on CUDA on a library, by default that of `use`, until `restore` of the result.
+
+    float32 is multiplied as tf32 if torch.set_float32_matmul_precision allows it. Autograd, autocast, torch.compile and CUDA graphs
+    work as before. Products without a kernel run in torch.
+
+    Raises: LibraryError if there is no library, or this torch is too old.
+    """
+    return _override(library, "CUDA")
+
+
+@contextmanager
+def overridden(library: Library | str | PathLike[str] | None = None) -> Iterator[Override]:
+    """Run aten's products on a library inside a `with` block. Raises: as `override`."""
+    made = override(library)
+    try:
+        yield made
+    finally:
+        made.restore()
+
+
+def _override(library: Library | str | PathLike[str] | None, key: str) -> Override:
+    global _current
+    if not hasattr(torch.library, "get_kernel"):
+        raise LibraryError(
+            f"torch {torch.__version__} has no torch.library.get_kernel: override needs torch 2.9 or later"
+        )
+    if library is not None or not operator.has_library():
+        operator.use(library)
+    if _current is not None:
+        _current.restore()
+    _current = Override(key)
+    return _current
+
+
+# ==== Operators ====
+
+
+def _eligible(a: Tensor, b: Tensor) -> bool:
+    """Return whether a kernel may support a product. k of 0 and empty products are torch's."""
+    if a.dtype not in _DTYPES or a.dtype is not b.dtype or not a.numel() or not b.numel():
+        return False
+    return a.dtype is not torch.float32 or bool(operator._precision(a))
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor | None, bias=None, c=None, alpha=1.0, beta=0.0) -> Tensor:
+    """Return alpha a b + beta c + bias in `out`, or in a new tensor. Raises: as Library.matmul."""
+    if out is None:
+        out = a.new_empty((*a.shape[:-1], b.shape[-1]))
+    if out.shape != (*a.shape[:-1], b.shape[-1]) or out.dtype is not a.dtype:
+        raise ProblemError("torch resizes or converts this result")
+    with torch.no_grad():
+        native = operator._native
+        if native is not None:
+            found = native.matmul(a, b, bias, c, alpha, beta, "none", out, False)
+            if found is not NotImplemented:
+                return out
+        options = {"precision": operator._precision(a), **operator._order_options()}
+        readable = operator._readable(a), operator._readable(b)
+        operator.used_library().matmul(*readable, out, bias, "none", alpha, beta, c, **options)
+    return out
+
+
+def _product(tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor:
+    """Compute mm or bmm."""
+    return _multiply(*tensors, options.get("out"))
+
+
+def _sum(tensors: tuple[Tensor, ...], options: dict[str, Any], in_place: bool = False) -> Tensor:
+    """Compute addmm or baddbmm: beta * added + alpha * a b. A row with a beta of 1 is a bias."""
+    added, a, b = tensors
+    alpha, beta = float(options.get("alpha", 1)), float(options.get("beta", 1))
+    out = added if in_place else options.get("out")
+    shape = (*a.shape[:-1], b.shape[-1])
+    if beta == 0:
+        return _multiply(a, b, out, alpha=alpha)
+    if added.dtype is not a.dtype or (in_place and added.shape != shape):
+        raise ProblemError("torch converts or broadcasts what it adds")
+    if added.shape == shape:
+        return _multiply(a, b, out, c=added, alpha=alpha, beta=beta)
+    if added.shape == shape[-1:] and beta == 1 and added.stride() == (1,):
+        return _multiply(a, b, out, bias=added, alpha=alpha)
+    raise ProblemError("no kernel broadcasts this tensor")
+
+
+_in_place = partial(_sum, in_place=True)
+_OPERATORS: dict[str, Callable[[tuple[Tensor, ...], dict[str, Any]], Tensor]] = {
+    **dict.fromkeys(("mm", "mm.out", "bmm", "bmm.out"), _product),
+    **dict.fromkeys(("addmm", "addmm.out", "baddbmm", "baddbmm.out"), _sum),
+    **dict.fromkeys(("addmm_", "baddbmm_"), _in_place),
+}

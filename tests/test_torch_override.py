@@ -1,0 +1,123 @@
+"""aten's products on a library: on tensors of the CPU with a driver that computes there, and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+from native_driver import NativeDriver  # noqa: E402
+from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
+from test_torch_native import compiler, exact, launching, whole  # noqa: E402, F401 (fixtures)
+
+import hgemm.torch as hgemm_torch  # noqa: E402
+from hgemm.errors import LibraryError, UnsupportedError  # noqa: E402
+from hgemm.torch import aten as module  # noqa: E402
+
+if not hasattr(torch.library, "get_kernel"):
+    pytest.skip("this torch has no torch.library.get_kernel", allow_module_level=True)
+
+
+@pytest.fixture
+def products(launching: NativeDriver) -> Iterator[module.Override]:  # noqa: F811
+    made = module._override(None, "CPU")
+    yield made
+    made.restore()
+
+
+def test_every_operator_runs_on_the_library(products: module.Override, launching: NativeDriver) -> None:  # noqa: F811
+    a, b, c = whole(40, 64), whole(64, 48), whole(40, 48)
+    batched = torch.stack([a, a]), torch.stack([b, b]), torch.stack([c, c])
+    with torch.no_grad():
+        out, in_place, in_place_3 = torch.empty_like(c), c.clone(), batched[2].clone()
+        found = [
+            (torch.mm(a, b), exact(a, b)),
+            (torch.mm(a, b, out=out), exact(a, b)),
+            (torch.addmm(c, a, b, beta=2, alpha=0.5), 2 * c.double() + 0.5 * exact(a, b)),
+            (torch.addmm(c, a, b, out=torch.empty_like(c)), c.double() + exact(a, b)),
+            (torch.addmm(c, a, b, beta=0), exact(a, b)),
+            (in_place.addmm_(a, b), c.double() + exact(a, b)),
+            (torch.bmm(batched[0], batched[1]), torch.stack([exact(a, b)] * 2)),
+            (torch.baddbmm(batched[2], batched[0], batched[1]), torch.stack([c.double() + exact(a, b)] * 2)),
+            (in_place_3.baddbmm_(batched[0], batched[1]), torch.stack([c.double() + exact(a, b)] * 2)),
+            (torch.nn.functional.linear(a, b.t()), exact(a, b)),
+            (torch.matmul(batched[0], b), torch.stack([exact(a, b)] * 2)),
+        ]
+    assert all((y.double() == wanted).all() for y, wanted in found)
+    assert products.served.total() == len(found) == len(launching.launches)
+    assert str(products).startswith(f"{len(found)} of ")
+
+
+def test_gradients_are_products_of_the_library_too(products: module.Override) -> None:
+    x, layer = whole(40, 64).requires_grad_(), torch.nn.Linear(64, 48, bias=False, dtype=torch.float16)
+    with torch.no_grad():
+        layer.weight.copy_(whole(48, 64))
+    layer(x).sum().backward()
+    assert products.served["mm"] == 3 and not products.passed["mm"]
+    assert (x.grad.double() == layer.weight.double().sum(0)).all()
+
+
+def test_what_the_library_does_not_support_runs_in_torch(products: module.Override, monkeypatch) -> None:
+    a, b = whole(40, 64), whole(64, 48)
+    with torch.no_grad():
+        for x, y in ((a.double(), b.double()), (a.float(), b.float()), (a[:, :0], b[:0]), (a[:0], b)):
+            assert torch.equal(torch.mm(x, y), x @ y)
+        assert not products.served and products.passed["mm"] == 8
+        asked = []
+
+        def refuse(*given):
+            asked.append(given)
+            raise UnsupportedError("no kernel")
+
+        monkeypatch.setitem(module._OPERATORS, "mm", refuse)
+        for _ in range(2):
+            assert torch.allclose(torch.mm(a, b).double(), exact(a, b), rtol=2e-3)
+        assert len(asked) == 1, "a refused problem is not tried again"
+        bias = whole(1, 48)
+        assert torch.allclose(torch.addmm(bias, a, b).double(), bias.double() + exact(a, b), rtol=2e-3)
+        assert products.passed["addmm"] == 1
+
+
+def test_torch_is_as_before_afterwards(launching: NativeDriver) -> None:  # noqa: F811
+    a, b = whole(40, 64), whole(64, 48)
+    with torch.no_grad():
+        first = module._override(None, "CPU")
+        second = module._override(None, "CPU")
+        torch.mm(a, b)
+        assert (first.served.total(), second.served.total()) == (0, 1)
+        second.restore()
+        second.restore()
+        torch.mm(a, b)
+        assert second.served.total() == 1 == len(launching.launches)
+
+
+def test_an_old_torch_is_told(monkeypatch) -> None:
+    monkeypatch.delattr(torch.library, "get_kernel")
+    with pytest.raises(LibraryError, match=r"override needs torch 2\.9"):
+        hgemm_torch.override()
+
+
+@pytest.mark.gpu
+def test_models_run_on_the_library_eagerly_compiled_and_captured(tmp_path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA here")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(512, 1024, bias=False), torch.nn.ReLU(), torch.nn.Linear(1024, 256, bias=False)
+    )
+    model = model.half().cuda()
+    x = torch.randn(64, 512, device="cuda", dtype=torch.float16)
+    wanted = model(x)
+    with hgemm_torch.overridden() as products, torch.no_grad():
+        eager = model(x)
+        served = products.served.total()
+        compiled = torch.compile(model)(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = model(x)
+        graph.replay()
+        torch.cuda.synchronize()
+    assert served == 2
+    for found in (eager, compiled, captured):
+        assert torch.allclose(found, wanted, atol=1e-2, rtol=1e-2)
