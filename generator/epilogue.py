@@ -76,7 +76,7 @@ def _function(path: Path, name: str) -> Any:
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise RequestError(f"epilogue {path} cannot be run: {type(error).__name__}: {error}") from error
     finally:
         sys.dont_write_bytecode = writes

@@ -42,6 +42,18 @@ def disk_errors(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterat
         raise LibraryError(f"cannot {doing} {place}: {disk_reason(error, option)}") from error
 
 
+_DAMAGE = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EFBIG, errno.EOPNOTSUPP)
+)
+"""Errors of a file that is missing, is no regular file, or is too large."""
+
+
+def is_unreadable(error: LibraryError) -> bool:
+    """Return whether the file system refused to read what may be sound: permissions, a failing disk, too many open files."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in _DAMAGE
+
+
 def require_writable(place: Path | None, option: str) -> None:
     """Raise LibraryError if a file cannot be written at `place`. Commands call it before long work."""
     if place is None:

@@ -245,7 +245,10 @@ def as_f32(value: float) -> float:
     except (OverflowError, struct.error):
         found = math.inf
     if not math.isfinite(found):
-        raise EpilogueError(f"the constant {value!r} is not a finite float")
+        shown = (
+            f"the constant {value!r}" if isinstance(value, float) else "an integer"
+        )  # Python writes at most 4,300 digits
+        raise EpilogueError(f"{shown} is not a finite float")
     return found
 
 

@@ -84,13 +84,25 @@ def type_of(name: str, annotation: Any) -> InputType:
     return annotation
 
 
+_MAX_SHOWN = 80
+
+
+def _shown(node: ast.AST) -> str:
+    """Return the text of a statement or an expression for a message: one line, cut if it is long."""
+    try:
+        text = " ".join(ast.unparse(node).split())
+    except RecursionError:
+        return "..."
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
 def _written_type(node: ast.expr) -> InputType:
     if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Constant, ast.Name)):
         dtype = node.slice.value if isinstance(node.slice, ast.Constant) else node.slice.id
         return _written_type(node.value)[dtype]
     word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     if word not in TYPES:
-        raise EpilogueError(f"`{ast.unparse(node)}` is not a type; use {', '.join(TYPES)}")
+        raise EpilogueError(f"`{_shown(node)}` is not a type; use {', '.join(TYPES)}")
     return TYPES[word]
 
 
@@ -323,15 +335,15 @@ def trace(function: Callable[..., Any]) -> Epilogue:
         if any(value.op == "up" for value in values) and not found.gated:
             raise EpilogueError("the result does not depend on up, the second accumulator")
         return found
-    except Exception as error:  # whatever the user's function raises, the message names its line
+    except (Exception, SystemExit) as error:  # whatever the user's function raises, the message names its line
         raise EpilogueError(f"{code.co_filename}:{_raised_at(error, function)}: {_reason(error)}") from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, EpilogueError) else f"{type(error).__name__}: {error}"
 
 
-def _raised_at(error: Exception, function: Callable[..., Any]) -> int:
+def _raised_at(error: BaseException, function: Callable[..., Any]) -> int:
     """Return the line in the function's file that raised an error."""
     line, step = function.__code__.co_firstlineno, error.__traceback__
     while step:
@@ -447,7 +459,7 @@ class _Text:
             elif isinstance(statement, (ast.Expr, ast.Return)) and statement.value:
                 result = self._value(statement.value)
             else:
-                raise EpilogueError(f"`{ast.unparse(statement)}` is not supported in an epilogue")
+                raise EpilogueError(f"`{_shown(statement)}` is not supported in an epilogue")
         found = expression_of(result)
         lone = [name for name in PAIR if getattr(self.names.get(name), "op", "") in ("acc", "up")]
         if lone and not found.gated:
@@ -481,7 +493,7 @@ class _Text:
             return self._applied(_OPERATORS[type(node.ops[0])], left, right)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             return self._called(node.func.id, [self._value(one, depth + 1) for one in node.args])
-        raise EpilogueError(f"`{ast.unparse(node)}` is not supported in an epilogue")
+        raise EpilogueError(f"`{_shown(node)}` is not supported in an epilogue")
 
     def _applied(self, method: str, first: Any, *others: Any) -> Value:
         """Apply an operator. Only a power of two numbers, such as 2 ** 3, needs none of ours."""

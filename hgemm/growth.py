@@ -24,6 +24,7 @@ from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.invariance import KOrder, keeps_order, order_key
+from hgemm.object_cache import cache_base
 from hgemm.plugin import MODULE, load
 from hgemm.selection import WGMMA_CAPABILITY, Choice, FallbackWatch, Selector, wgmma_computes
 from hgemm.selection_query import SelectionQuery, Target
@@ -33,7 +34,6 @@ _LOG = logging.getLogger("hgemm")
 # ==== The default library ====
 
 LIBRARY_VARIABLE = "HGEMM_LIBRARY"
-CACHE_VARIABLE = "HGEMM_CACHE_DIR"
 
 
 def default_library(environment: Mapping[str, str] | None = None) -> Path:
@@ -44,9 +44,7 @@ def default_library(environment: Mapping[str, str] | None = None) -> Path:
     known = os.environ if environment is None else environment
     if known.get(LIBRARY_VARIABLE):
         return Path(known[LIBRARY_VARIABLE])
-    if known.get(CACHE_VARIABLE):
-        return Path(known[CACHE_VARIABLE]).absolute() / "library"
-    return Path(known.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm" / "library"
+    return cache_base(known) / "library"
 
 
 PACKAGE = "hgemm_kernels"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,9 @@ ILLEGAL = [
     ("gleu(acc)", "no function gleu: did you mean gelu?"),
     ("acc ** 5", "the powers are 2, 3, 4 and 0.5"),
     ("acc * 1e40", "is not a finite float"),
+    ("acc * 0x" + "f" * 4000, "is not a finite float"),
+    ("acc" + ".real" * 900, "is not supported"),
+    ("while acc: acc", "`while acc: acc` is not supported"),
     ("acc * 10 ** 10 ** 10", "is not supported"),
     ("max(acc)", "takes 2 arguments"),
     ("x: Row['f8']; acc + x", "use one of f16, bf16, f32"),
@@ -152,6 +156,7 @@ def by_builtin(acc):
         (lambda acc, *rest: acc, 0, "no fixed number of inputs"),
         (lambda acc: None, 0, "returns nothing"),
         (lambda acc: acc + "1", 0, "str '1' is not a value"),
+        (lambda acc: sys.exit(0), 0, "SystemExit: 0"),
     ],
 )
 def test_an_error_names_the_line_of_the_function(function, line: int, message: str) -> None:
@@ -172,6 +177,9 @@ def test_a_file_names_a_function(tmp_path: Path) -> None:
     for text, message in (("no.py:f", "does not exist"), ("my_epilogues.py:g", "has no function g")):
         with pytest.raises(RequestError, match=message):
             emission.resolved(text, tmp_path)
+    path.write_text("raise SystemExit(0)\n")
+    with pytest.raises(RequestError, match="my_epilogues.py cannot be run: SystemExit: 0"):
+        emission.resolved("my_epilogues.py:shifted", tmp_path)
     with pytest.raises(RequestError, match="only --epilogue on the command line"):
         parse_field("epilogue", f"{path}:shifted")  # a record must not run a file
     spec_file = tmp_path / "spec.toml"

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,7 +45,7 @@ from generator.proof.executor import (
 )
 from generator.store.files import temporary_name
 from hgemm.errors import DeviceError
-from hgemm.object_cache import seal
+from hgemm.object_cache import get_or_build, seal
 
 SOURCE = (ROOT / "tests" / "executor_rules.cu").read_text()
 RULES = re.findall(r"\bDO\((\w+)\)", SOURCE)
@@ -513,6 +514,61 @@ def test_the_cache_lies_where_the_user_says() -> None:
     assert cache_folder({"HGEMM_CACHE_DIR": "/x"}) == Path("/x/executor")
     assert cache_folder({"XDG_CACHE_HOME": "/y"}) == Path("/y/hgemm/executor")
     assert cache_folder({}) == Path.home() / ".cache" / "hgemm" / "executor"
+
+
+def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", refuse)
+    with pytest.raises(LibraryError, match="no home folder for the cache: set HGEMM_CACHE_DIR"):
+        cache_folder({})
+
+
+def planted(place: Path, kind: str, victim: Path) -> None:
+    place.parent.mkdir(exist_ok=True)
+    if kind == "link":
+        place.symlink_to(victim)
+    elif kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "huge":
+        place.touch(0o700)
+        os.truncate(place, 2**40)
+    else:
+        place.write_bytes(victim.read_bytes())
+        place.chmod(0o777)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "writable"])
+def test_an_object_that_others_planted_is_built_again(tmp_path: Path, kind: str) -> None:
+    victim, place = tmp_path / "victim", tmp_path / "cache" / "object.so"
+    victim.write_bytes(b"sound")
+    seal(victim)
+    planted(place, kind, victim)
+    built = []
+    assert get_or_build(place, lambda: built.append(kind), timeout_s=1) == place and built == [kind]
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_a_lock_that_others_planted_neither_hangs_nor_leads_elsewhere(tmp_path: Path, kind: str) -> None:
+    victim, place = tmp_path / "victim", tmp_path / "cache" / "object.so"
+    victim.write_bytes(b"precious")
+    planted(place.with_suffix(".lock"), kind, victim)
+    with suppress(OSError):
+        get_or_build(place, lambda: None, timeout_s=1)
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_sound_object_needs_no_lock(tmp_path: Path) -> None:
+    place = tmp_path / "cache" / "object.so"
+    place.parent.mkdir()
+    place.write_bytes(b"sound")
+    seal(place)
+    place.with_suffix(".lock").mkdir()
+    assert get_or_build(place, lambda: pytest.fail("it is built again"), timeout_s=1) == place
+    assert place.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_was_not_used_for_long_is_dropped(tmp_path: Path) -> None:

@@ -365,7 +365,7 @@ def test_a_captured_product_that_lacks_a_kernel_says_how_to_warm_up(
 def test_the_default_library_is_named_or_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_library({"HGEMM_LIBRARY": "a", "HGEMM_CACHE_DIR": "b"}) == Path("a")
     assert default_library({"HGEMM_CACHE_DIR": "b", "XDG_CACHE_HOME": "c"}) == Path("b/library").absolute()
-    assert default_library({"XDG_CACHE_HOME": "c"}) == Path("c/hgemm/library")
+    assert default_library({"XDG_CACHE_HOME": "c"}) == Path("c/hgemm/library").absolute()
     assert default_library({}) == Path.home() / ".cache" / "hgemm" / "library"
     monkeypatch.setenv("HGEMM_LIBRARY", str(tmp_path / "mine"))
     assert hgemm.open(build=True).folder == tmp_path / "mine" and (tmp_path / "mine").is_dir()

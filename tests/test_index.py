@@ -19,11 +19,12 @@ from records import make_record
 from generator.errors import LibraryError, RequestError
 from generator.store import index as index_module
 from generator.store import library as library_module
-from generator.store.index import Compare, Every, Literal, matches, open_index
+from generator.store.index import Compare, Every, Index, Literal, matches, open_index
 from generator.store.library import Library, write_variant
 from generator.store.maintenance import collect_garbage
 from generator.store.query import MAX_COMPARISONS, parse_where
 from hgemm.measured import SessionWriter
+from hgemm.record import Record
 
 PROCESSES, EACH = 4, 25
 DEAD_PID = 2**22 + 1  # above the kernel's largest pid
@@ -164,6 +165,22 @@ def test_a_damaged_index_heals_with_its_measurements(library: Library, damage: s
     publish(library, "more")
     assert "more" in symbols(library)
     assert library.reindex() == 10
+
+
+def test_others_read_all_rows_while_the_index_is_rebuilt(library: Library, monkeypatch) -> None:
+    for symbol in ("one", "two"):
+        publish(library, symbol)
+    measure(library.folder)
+    assert len(library.measurements()) == 1
+    upsert, seen = Index._upsert, []
+
+    def observed(index: Index, record: Record, stamp: str) -> None:
+        seen.append((symbols(library), len(library.measurements())))
+        upsert(index, record, stamp)
+
+    monkeypatch.setattr(Index, "_upsert", observed)
+    assert library.reindex() == 2
+    assert seen == [(["one", "two"], 1)] * 2
 
 
 def test_measurements_are_rows_as_long_as_their_files_are_there(library: Library) -> None:

@@ -19,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import make_record
 
+import hgemm.disk
 from generator.errors import BuildError, HgemmError, LibraryError, RequestError
+from generator.store import maintenance
 from generator.store.files import temporary_name
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
@@ -273,24 +275,52 @@ def test_a_disk_that_refuses_is_one_line_and_leaves_what_was(
     assert collect_garbage(library) == []
 
 
-def test_the_folder_moved_aside_comes_back_when_the_new_one_cannot_take_its_place(
-    library: Library, monkeypatch
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_the_old_folder_comes_back_when_the_new_one_cannot_take_its_place(
+    library: Library, monkeypatch, exchanges: bool
 ) -> None:
     publish(library, registers=100)
-    rename, calls = os.rename, []
+    rename, is_aside = os.rename, []
 
-    def refuse_third(source: object, target: object) -> None:
-        calls.append(source)
-        if len(calls) == 3:
+    def refuse_the_new_one(source: object, target: object) -> None:
+        if is_aside and target == library.folder / "one":
+            is_aside.clear()
             raise OSError(errno.ENOSPC, "full")
+        if source == library.folder / "one":
+            is_aside.append(True)
         rename(source, target)
 
+    def exchange(one: Path, other: Path) -> bool:
+        if exchanges:
+            raise OSError(errno.ENOSPC, "full")
+        return False
+
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", refuse_third)
+        patch.setattr(os, "rename", refuse_the_new_one)
+        patch.setattr(hgemm.disk, "exchange", exchange)
         with pytest.raises(LibraryError, match="no space"):
             publish(library, registers=101)
     assert library.load("one").record.data["resources"]["registers"] == 100
     assert sorted(scan(library.folder)) == ["one"] and collect_garbage(library) == []
+
+
+def test_a_complete_folder_is_there_at_each_step_of_its_replacement(library: Library, monkeypatch) -> None:
+    (publish(library, registers=100) / "notes.txt").write_text("mine")
+    steps = []
+
+    def observed(call):
+        def wrapped(*arguments: object, **named: object) -> object:
+            steps.append(library.load("one").record.data["resources"]["registers"])
+            return call(*arguments, **named)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        for name in ("mkdir", "rename", "unlink", "rmdir", "fsync"):
+            patch.setattr(os, name, observed(getattr(os, name)))
+        publish(library, registers=101)
+    assert steps == sorted(steps) and steps[0] == 100 and steps[-1] == 101
+    assert (library.folder / "one" / "notes.txt").read_text() == "mine"
 
 
 def test_missing_and_misplaced_libraries_are_one_line(tmp_path: Path) -> None:
@@ -323,6 +353,44 @@ def test_a_killed_publisher_leaves_a_library_that_is_read_and_completed(library:
             publish(library, symbol)
             library.load(symbol)
         assert [row["symbol"] for row in library.rows()] == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["record.json", "kernel.cu", "kernel.cubin"])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE])
+def test_what_cannot_be_read_is_neither_garbage_nor_replaced(
+    library: Library, tmp_path: Path, monkeypatch, caplog, name: str, code: int
+) -> None:
+    folder, opened = publish(library), os.open
+    publish(other := Library(tmp_path / "other"))
+
+    def refuse(path: object, *arguments: object, **named: object) -> int:
+        if path == name and os.path.samestat(os.fstat(named["dir_fd"]), folder.stat()):
+            raise OSError(code, os.strerror(code))
+        return opened(path, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        removals = collect_garbage(library)
+        with pytest.raises(LibraryError, match=f"cannot read .*one/{name}"):
+            maintenance.merge([other.folder], library.folder, lambda *told: None)
+    assert removals == [] and "one stays: cannot read" in caplog.text
+    assert {path.name for path in folder.iterdir()} == {"record.json", "kernel.cu", "kernel.ptx", "kernel.cubin"}
+
+
+def test_garbage_that_another_process_removes_meanwhile_is_no_error(library: Library, monkeypatch) -> None:
+    publish(library)
+    for number in range(2):
+        (library.folder / f".tmp-{DEAD_PID}-{number:016}").mkdir()
+    is_stale = maintenance.is_stale
+
+    def then_removed(path: Path) -> bool:
+        found = is_stale(path)
+        if path.name.endswith("0"):
+            path.rmdir()
+        return found
+
+    monkeypatch.setattr(maintenance, "is_stale", then_removed)
+    assert [removal.name for removal in collect_garbage(library)] == [f".tmp-{DEAD_PID}-{1:016}"]
 
 
 def test_garbage_is_what_dead_writers_left_and_what_cannot_be_trusted(library: Library, tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_predictions_are_those_of_the_model(entries: list[Entry]) -> None:
     table = fastest_table([*found.values()])["rows"]
     assert len(table) == len(SIDES) * len({one.card.key for one in found.values()})
     assert all(
-        row[5] == max(round(one.rates[SIDES.index(row[1])], 1) for one in found.values() if one.card.name == row[0])
+        row[7] == max(round(one.rates[SIDES.index(row[1])], 1) for one in found.values() if one.card.name == row[0])
         for row in table
     )
 

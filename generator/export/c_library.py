@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -173,9 +174,14 @@ def _finished(command: Sequence[str], folder: Path | None = None) -> subprocess.
 def _run(folder: Path, *command: str) -> None:
     done = _finished(command, folder)
     if done.returncode:
-        raise HgemmError(
-            f"{Path(command[0]).name} failed: {_first_error(done.stderr)}: choose another compiler with --cc"
-        )
+        fix = "choose another compiler with --cc"
+        if any(word in done.stderr for word in _DISK_IS_FULL):
+            fix = "free some space on its disk, or on that of TMPDIR"
+        raise HgemmError(f"{Path(command[0]).name} failed: {_first_error(done.stderr)}: {fix}")
+
+
+_DISK_IS_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "unable to copy file")
+"""Words of compilers and of `ar`."""
 
 
 def _first_error(text: str) -> str:

@@ -29,7 +29,7 @@ from generator.ptx.translate import PTX_FILE, origins, translate
 from generator.store.files import disk_errors, temporary_name
 from hgemm.disk import TEMPORARY, is_stale
 from hgemm.errors import DeviceError
-from hgemm.object_cache import is_sound, private_folder, reject_foreign, seal
+from hgemm.object_cache import CACHE_VARIABLE, cache_base, is_sound, private_folder, reject_foreign, seal
 
 COSTS_CASE = "costs of a k-tile"
 """The name of the last check: the counted costs of a k-tile match the plan."""
@@ -342,7 +342,6 @@ def _ask(command: tuple[str, ...], question: str) -> str:
 # ==== The cache of compiled objects, in the user's cache folder. Names are hashes of all inputs. ====
 
 
-CACHE_VARIABLE = "HGEMM_CACHE_DIR"
 _LOG = logging.getLogger(__name__)
 MAX_CACHE_BYTES = 512 * 2**20
 """Above this size, the least recently used objects are deleted."""
@@ -351,10 +350,8 @@ _MIN_AGE_S = 60.0
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Return the absolute path of the cache folder: below HGEMM_CACHE_DIR, XDG_CACHE_HOME or ~/.cache."""
-    named = environment.get(CACHE_VARIABLE)
-    base = Path(named) if named else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm"
-    return base.absolute() / "executor"
+    """Return the absolute path of the cache folder."""
+    return cache_base(environment) / "executor"
 
 
 def cached(folder: Path, name: str) -> Path | None:
@@ -363,7 +360,7 @@ def cached(folder: Path, name: str) -> Path | None:
     Raises: LibraryError if the folder belongs to another user.
     """
     path = folder / name
-    reject_foreign(folder, CACHE_VARIABLE)
+    reject_foreign(folder)
     try:
         if not is_sound(path):
             _LOG.warning("%s is damaged, or others may write it: building it again", path)
@@ -381,7 +378,7 @@ def temporary_file(folder: Path, text: str = "") -> Path:
     Raises: LibraryError if the folder is not writable, or belongs to another user.
     """
     with disk_errors("write to the cache", folder, CACHE_VARIABLE):
-        private_folder(folder, CACHE_VARIABLE)
+        private_folder(folder)
         path = folder / temporary_name()
         path.touch(exist_ok=False)
         path.write_text(text)

@@ -416,6 +416,8 @@ def _figure(card: Card, records: Sequence[Record], points: Sequence[Point]) -> F
     return Figure(f"roofline_{card.key}", card.name, words, inches, partial(_draw, card, spots, points))
 
 
+_FEW_OCTAVES = 12.0
+"""An axis whose ends have a smaller ratio also has ticks between powers of two."""
 _PLACES = 12
 """Marks closer than an octave over this become one."""
 
@@ -507,7 +509,8 @@ def _roofs(axes: Any, xs: Sequence[float], slopes: Mapping[str, float], peak: fl
         )
     axes.set_xlim(low, high)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(base=2, subs=(1, 1.5)))
+        least, most = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(base=2, subs=(1, 1.5) if most < _FEW_OCTAVES * least else (1,)))
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_minor_locator(NullLocator())
 

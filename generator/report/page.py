@@ -72,7 +72,7 @@ COLUMNS = (
     ("proof_bank_conflicts", "conflicts", "bank conflicts when a k-tile is read"),
     ("proved", "proved", "shapes proved on the CPU; 0: no proof"),
     ("bound", "bound", "what limits a k-tile on the usual card of the architecture, by the cost model"),
-    ("predicted", "predicted TFLOP/s", f"rate at m = n = k = {USUAL_SIDE} on this card, by the cost model"),
+    ("predicted", "predicted", f"TFLOP/s at m = n = k = {USUAL_SIDE} on this card, by the cost model"),
     ("tflops", "TFLOP/s", "highest measured rate"),
     ("wins", "wins", "measured problems on which this variant was our fastest"),
 )

@@ -150,10 +150,21 @@ def fastest_table(found: Sequence[Predicted]) -> dict[str, Any]:
             best = max(of_card, key=lambda one: (one.rates[at], one.record.symbol))
             spec = best.record.data["spec"]
             rows.append(
-                [card, side, best.record.symbol, spec["cta_tile"], spec["schedule"], round(best.rates[at], 1)]
-                + [best.bounds[at], best.fitted.partition(": ")[2]]
+                [card, side, best.record.symbol, spec["dtype_a"], spec["acc"], spec["cta_tile"], spec["schedule"]]
+                + [round(best.rates[at], 1), best.bounds[at], best.fitted.partition(": ")[2]]
             )
-    heads = ["card", "m = n = k", "variant", "CTA tile", "schedule", "TFLOP/s", "bound", "accuracy of the model"]
+    heads = [
+        "card",
+        "m = n = k",
+        "variant",
+        "in",
+        "acc",
+        "CTA tile",
+        "schedule",
+        "TFLOP/s",
+        "bound",
+        "accuracy of the model",
+    ]
     return {"title": "Fastest by prediction", "heads": heads, "rows": rows, "short": True}
 
 

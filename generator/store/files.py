@@ -23,6 +23,7 @@ from hgemm.record import SOURCE_NAMES
 _DATABASE_REASONS = {
     "readonly database": disk.disk_reason(OSError(errno.EROFS, "")),
     "disk is full": disk.disk_reason(OSError(errno.ENOSPC, "")),
+    "disk I/O error": "the disk is full or fails: free some space, or choose another --library",
     "locked": "another process uses it: try again when that process is done",
     "unable to open": "it cannot be opened: check that it is a file and its permissions",
 }
@@ -144,13 +145,18 @@ def _write_file(path: Path, content: bytes, sync: bool) -> os.stat_result:
 
 
 def _swap(temporary: Path, place: Path) -> list[Path]:
-    """Rename `temporary` to `place`, and return the new paths of the folders that it replaced."""
+    """Rename `temporary` to `place`, and return the new paths of the folders that it replaced.
+
+    Where the system can exchange paths, a complete folder is at `place` at any moment.
+    """
     aside: list[Path] = []
     try:
         for _ in range(_SWAP_ATTEMPTS):
             if rename_to_free(temporary, place):
                 return aside
             old = place.parent / temporary_name(after=place.name)
+            if _exchange(temporary, place, old):
+                return [*aside, old]
             with suppress(FileNotFoundError):
                 os.rename(place, old)
                 aside.append(old)
@@ -159,6 +165,20 @@ def _swap(temporary: Path, place: Path) -> list[Path]:
         if aside:
             rename_to_free(aside[-1], place)
         raise
+
+
+def _exchange(temporary: Path, place: Path, old: Path) -> bool:
+    """Give `temporary` the path `place`, and the folder that was there the path `old`. Return whether that was possible."""
+    os.rename(temporary, old)  # first, so that the name tells whose old folder it is if the process is killed
+    try:
+        with suppress(FileNotFoundError):  # another process removed the folder at `place`
+            if disk.exchange(old, place):
+                return True
+    except BaseException:
+        os.rename(old, temporary)
+        raise
+    os.rename(old, temporary)
+    return False
 
 
 def rename_to_free(folder: Path, place: Path) -> bool:
@@ -260,4 +280,7 @@ def _is_kept(place: Path) -> bool:
     """Return whether `keep_failure` wrote this folder: no other file, no link."""
     if place.parent.is_symlink() or place.is_symlink() or not place.is_dir() or not is_symbol(place.name):
         return False
-    return {entry.name for entry in place.iterdir()} <= {*SOURCE_NAMES, LOG_NAME}
+    try:
+        return {*os.listdir(place)} <= {*SOURCE_NAMES, LOG_NAME}
+    except FileNotFoundError:  # another process removed it
+        return False

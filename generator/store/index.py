@@ -16,7 +16,7 @@ import os
 import re
 import sqlite3
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass, fields
 from functools import cache
@@ -164,6 +164,8 @@ class Measurement:
     details: str = "{}"
 
 
+SessionRows = tuple[str, str, list[Measurement]]
+"""The name of a session, its stamp, and its measurements."""
 MEASURED = ", ".join(field.name for field in fields(Measurement))
 _VALUES = ", ".join("?" * (len(fields(Measurement)) + 1))
 _ADD_MEASUREMENT = f"INSERT INTO measurements ({MEASURED}, hash) VALUES ({_VALUES})"
@@ -297,11 +299,18 @@ class Index:
         if verdict != "ok":
             raise Damaged(verdict)
 
-    def clear(self) -> None:
-        """Delete all rows."""
+    def replace(self, rows: Iterable[tuple[Record, str]], sessions: Iterable[SessionRows]) -> None:
+        """Replace all rows at once: other processes read the old ones until then.
+
+        Fields: `rows` are records and their stamps.
+        """
         with self._transaction():
             for table in ("variants", "measurements", "sessions"):
                 self._database.execute(f"DELETE FROM {table}")
+            for record, stamp in rows:
+                self._upsert(record, stamp)
+            for session in sessions:
+                self._put_session(*session)
 
     def upsert(self, rows: list[tuple[Record, str]]) -> None:
         """Insert or replace records and their stamps, in short transactions."""
@@ -326,10 +335,13 @@ class Index:
     def put_session(self, name: str, stamp: str, measurements: list[Measurement]) -> None:
         """Replace the measurements of a session."""
         with self._transaction():
-            self._database.execute("DELETE FROM measurements WHERE session = ?", (name,))
-            rows = map(astuple, measurements)
-            self._database.executemany(_ADD_MEASUREMENT, ((*row, _row_hash(*row)) for row in rows))
-            self._database.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (name, stamp))
+            self._put_session(name, stamp, measurements)
+
+    def _put_session(self, name: str, stamp: str, measurements: list[Measurement]) -> None:
+        self._database.execute("DELETE FROM measurements WHERE session = ?", (name,))
+        rows = map(astuple, measurements)
+        self._database.executemany(_ADD_MEASUREMENT, ((*row, _row_hash(*row)) for row in rows))
+        self._database.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (name, stamp))
 
     def delete_session(self, name: str) -> None:
         """Delete a session whose file no longer exists."""

@@ -24,6 +24,7 @@ from generator.store.index import (
     Index,
     Measurement,
     Node,
+    SessionRows,
     matches,
     open_index,
     replace_index,
@@ -204,8 +205,12 @@ class Library:
 
     def _rebuild(self, index: Index) -> dict[str, str]:
         index.check()
-        index.clear()
-        return self._healed(index).stamps()
+        stamps = scan(self.folder)  # before the records are read: a later change differs from its stamp
+        index.replace(
+            [(record, stamps[record.symbol]) for record in self._read(stamps)],
+            [_session_rows(self.folder, name, stamp) for name, stamp in _stamps(self.folder).items()],
+        )
+        return index.stamps()
 
     def orphan_rows(self) -> list[str]:
         """Return the symbols in the index that have no folder. The next query removes them."""
@@ -288,7 +293,11 @@ def heal_sessions(index: Index, library: Path) -> None:
         if name not in there:
             index.delete_session(name)
         elif known.get(name) != there[name]:
-            index.put_session(name, there[name], list(_rows(library / FOLDER / f"{name}.jsonl")))
+            index.put_session(*_session_rows(library, name, there[name]))
+
+
+def _session_rows(library: Path, name: str, stamp: str) -> SessionRows:
+    return name, stamp, list(_rows(library / FOLDER / f"{name}.jsonl"))
 
 
 def _stamps(library: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from generator.store.library import Library, is_ours
 from generator.store.library import join_sessions as join
 from generator.store.proofs import unproved
 from generator.tables import counted
-from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
+from hgemm.disk import TEMPORARY, is_stale, is_unreadable, open_folder, require_writable
 from hgemm.library import Variant, is_symbol, read_artefact, read_record, read_variant, require_library, scan
 from hgemm.measured import FOLDER
 from hgemm.record import RECORD_NAME, SOURCE_NAMES, Record
@@ -122,12 +123,14 @@ def _described(folder: Path, record: Record, executor: str) -> _Found:
 
 
 def _sound_of_target(target: Path, executor: str) -> dict[str, list[_Found]]:
-    """Return the variants of the target. A damaged one counts as missing."""
+    """Return the variants of the target. A damaged one counts as missing. Raises: LibraryError if one cannot be read."""
     found: dict[str, list[_Found]] = {}
     for symbol in sorted(scan(target)) if target.exists() else ():
         try:
             found[symbol] = [_check(target, symbol, executor)]
         except LibraryError as error:
+            if is_unreadable(error):
+                raise
             _LOG.warning("%s is damaged and will be replaced: %s", symbol, error)
     return found
 
@@ -200,12 +203,21 @@ def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
         inner = [] if sessions.is_symlink() else sessions.glob(".tmp-*")  # behind a link, files belong to others
         places = [*library.folder.iterdir(), *inner]
         stale = [path for path in sorted(places) if is_stale(path)]
-        removals = [_remove_stale(path, dry_run) for path in stale]
-        removals += [_remove_failure(path, dry_run) for path in failures_of(library.folder)]
-        broken = [_remove_broken(library.folder / symbol, dry_run) for symbol in sorted(symbols)]
+        removals = _removed(_remove_stale, stale, dry_run)
+        removals += _removed(_remove_failure, failures_of(library.folder), dry_run)
+        broken = _removed(_remove_broken, [library.folder / symbol for symbol in sorted(symbols)], dry_run)
     if not dry_run:
         library.rows()
-    return removals + [removal for removal in broken if removal] + orphans
+    return removals + broken + orphans
+
+
+def _removed(remove: Callable[[Path, bool], Removal | None], places: Iterable[Path], dry_run: bool) -> list[Removal]:
+    """Return what `remove` removes. A place that another process removed meanwhile counts for nothing."""
+    removals = []
+    for place in places:
+        with suppress(FileNotFoundError):
+            removals.append(remove(place, dry_run))
+    return [removal for removal in removals if removal]
 
 
 def _remove_stale(path: Path, dry_run: bool) -> Removal:
@@ -242,10 +254,7 @@ def _size_bytes(folder: Path) -> int:
 
 def _remove_broken(place: Path, dry_run: bool) -> Removal | None:
     """Remove a variant that fails a check. Its source stays unless a sound record rejects it."""
-    try:
-        folder = open_folder(place)
-    except FileNotFoundError:
-        return None
+    folder = open_folder(place)
     try:
         reason = _fault(place)
         if not reason or not os.path.samestat(os.fstat(folder), os.lstat(place)):
@@ -258,8 +267,6 @@ def _remove_broken(place: Path, dry_run: bool) -> Removal | None:
             if not os.listdir(folder):
                 os.rmdir(place)
         return Removal(place.name, reason, freed_bytes)
-    except FileNotFoundError:
-        return None
     finally:
         os.close(folder)
 
@@ -277,14 +284,17 @@ def _is_kept(entry: os.DirEntry[str], place: Path, folder: int) -> bool:
     try:
         read_artefact(place, folder, record, entry.name)
         return True
-    except LibraryError:
-        return False
+    except LibraryError as error:
+        return is_unreadable(error)
 
 
 def _fault(place: Path) -> str:
-    """Return the failed check of a variant, or an empty text."""
+    """Return the failed check of a variant, or an empty text. A variant that cannot be read may be sound."""
     try:
         Library(place.parent).load(place.name)
     except LibraryError as error:
+        if is_unreadable(error):
+            _LOG.warning("%s stays: %s", place.name, error)
+            return ""
         return str(error).rpartition(": ")[0]
     return ""

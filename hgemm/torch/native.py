@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -25,7 +24,7 @@ from hgemm.arrays import ARRAY_ADAPTERS, View
 from hgemm.capture import preparing
 from hgemm.errors import LibraryError
 from hgemm.library import Library
-from hgemm.object_cache import is_sound, private_folder, seal
+from hgemm.object_cache import cache_base, get_or_build, seal
 from hgemm.problem import ACTIVATIONS
 from hgemm.products import MatmulOptions, launcher_of
 from hgemm.workspace import workspace_address
@@ -74,21 +73,13 @@ def built(environment: Mapping[str, str]) -> Path:
     source = SOURCE.read_bytes()
     versions = (torch.__version__, platform.python_version(), sysconfig.get_config_var("SOABI"), platform.machine())
     key = hashlib.sha256(source + repr((versions, _flags(), STANDARDS)).encode()).hexdigest()[:16]
-    folder = _cache_folder(environment)
-    private_folder(folder, "HGEMM_CACHE_DIR")
-    place = folder / f"{MODULE}-{key}.so"
-    with (folder / f"{key}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place.exists() and is_sound(place)):
-            _log.warning("hgemm.torch: building the C++ operator for torch %s, once; about 20 s", torch.__version__)
-            _compile(place, _compiler(environment))
-    return place
+    place = cache_base(environment) / "torch" / f"{MODULE}-{key}.so"
 
+    def build() -> None:
+        _log.warning("hgemm.torch: building the C++ operator for torch %s, once; about 20 s", torch.__version__)
+        _compile(place, _compiler(environment))
 
-def _cache_folder(environment: Mapping[str, str]) -> Path:
-    named = environment.get("HGEMM_CACHE_DIR")
-    base = Path(named) if named else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm"
-    return base.absolute() / "torch"
+    return get_or_build(place, build, timeout_s=len(STANDARDS) * COMPILE_TIMEOUT_S)
 
 
 def _compiler(environment: Mapping[str, str]) -> str:
@@ -121,7 +112,7 @@ def _compile(place: Path, compiler: str) -> None:
                 )
             except subprocess.TimeoutExpired:
                 raise BuildError(f"{compiler} ran for more than {COMPILE_TIMEOUT_S:.0f} s") from None
-            if done.returncode == 0:
+            if done.returncode == 0 and made.is_file():
                 seal(made)
                 made.chmod(0o700)
                 made.replace(place)
