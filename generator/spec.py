@@ -272,6 +272,7 @@ class Spec:
     smem_alloc: str = "dynamic"
     form: str = "atoms"
     epilogue: str = "none"
+    serial_parts: bool = False
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return the fields as JSON scalars. `parse_field` reads their texts back."""
@@ -671,6 +672,14 @@ FIELDS = (
         "SCHEDULES",
         f"How CTAs take work: {_listed(Schedule.forms())}.",
         examples=("one_tile", "persistent", "stream_k", "split_k:4", "split_k_cluster:2", LAUNCH),
+    ),
+    Field(
+        "serial_parts",
+        _switch,
+        ORDER,
+        "ON/OFF",
+        f"wgmma, schedule {LAUNCH}: whole tiles add k in the same parts as split tiles, one part after another.",
+        families=(_WGMMA,),
     ),
     Field("beta", _switch, EPILOGUE, "ON/OFF", "Add beta * C: on, off.", meaning="Add beta * C."),
     Field(

@@ -39,7 +39,8 @@ class Row:
     """One variant, as the selection sees it. The exported C library has the same fields in struct hgemm_row.
 
     Units: elements for tiles and alignments; bytes of one element for `operand_bytes` (A and B) and `result_bytes` (D).
-    Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `max_ctas` is the largest grid of stream-K,
+    Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `serial_parts` is 1 if tiles that are not
+        split add k in the parts of those that are. `max_ctas` is the largest grid of stream-K,
         0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. See Clocks for
         `tiles_per_sm` to `calibration`. `order` is the accumulation order of launches that do not split k, as a number, 0 if it is
         unknown or depends on the grid. `cublas_order` is 1 if it is that of cuBLASLt's unsplit kernels.
@@ -62,6 +63,7 @@ class Row:
     tensor_maps: int
     decides_splits: int
     decides_raster: int
+    serial_parts: int
     partial_bytes: int
     max_ctas: int
     operand_bytes: int
@@ -259,6 +261,7 @@ def row_of(
         tensor_maps=int(bool(traits.tensor_maps)),
         decides_splits=int(traits.decides_splits),
         decides_raster=int(traits.decides_raster),
+        serial_parts=int(traits.serial_parts),
         partial_bytes=traits.partial_bytes,
         max_ctas=traits.max_ctas,
         operand_bytes=DTYPES[traits.dtype_a].bytes,
@@ -457,7 +460,7 @@ def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: Laun
     whole = options.whole_tiles * row.cluster_m * row.cluster_n
     extra = row.straddling_clocks * query.straddling // 2
     all_k_tiles = _ceil_div(max(query.k, 1), row.tile_k)
-    shared = row.decides_splits and options.splits > 1
+    shared = row.decides_splits and options.splits > 1 and tiles > whole
     busy = single = loads = work = 0
     for items, k_tiles, stored in (
         (whole, all_k_tiles, 0),

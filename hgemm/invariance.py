@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hgemm.dispatch_table import Row, launch_clocks
+from hgemm.dispatch_table import Row, launch_clocks, sms_used
 from hgemm.dtypes import DTYPES
 from hgemm.launch import WORKSPACE_COUNTERS
 from hgemm.model.predict import SECTOR_BYTES
@@ -46,11 +46,6 @@ class KOrder:
     longer: int = 0
     is_cublas: bool = field(default=False, compare=False)
 
-    @property
-    def options(self) -> LaunchOptions:
-        """The options of a launch with this order."""
-        return LaunchOptions(self.splits)
-
     def __str__(self) -> str:
         parts = "unsplit" if self.splits == 1 else f"k in {self.splits} parts"
         return f"order_{self.order:08x}, {parts}"
@@ -69,16 +64,42 @@ def order_of(row: Row, k: int, splits: int) -> KOrder | None:
 
 def keeps_order(row: Row, order: KOrder, query: SelectionQuery) -> bool:
     """Return whether a variant that supports a query can compute it in an order, with the query's workspace."""
-    return order_of(row, query.k, order.splits) == order and _has_workspace(row, order, query)
+    return order_of(row, query.k, order.splits) == order and (
+        bool(row.serial_parts) or _has_workspace(row, LaunchOptions(order.splits), query)
+    )
 
 
-def _has_workspace(row: Row, order: KOrder, query: SelectionQuery) -> bool:
+def order_options(row: Row, order: KOrder, query: SelectionQuery, target: Target) -> list[LaunchOptions]:
+    """Return the options that a launch with an order may take, without its raster: those whose workspace fits.
+
+    The first one splits all tiles. If whole tiles add k in the same parts, others split those after the last full wave, or none.
+    """
+    found = [LaunchOptions(order.splits)]
+    if row.serial_parts and order.splits > 1:
+        tiles, sms = row.tiles(query.m, query.n) * query.batch, sms_used(row, target)
+        wholes = dict.fromkeys((tiles // sms * sms, tiles))
+        found += [LaunchOptions(order.splits, whole // (row.cluster_m * row.cluster_n)) for whole in wholes if whole]
+    return [one for one in found if _has_workspace(row, one, query)]
+
+
+def order_clocks(row: Row, order: KOrder, query: SelectionQuery, target: Target) -> int:
+    """Return the estimated time of a launch with an order. Units: SM clocks."""
+    return min(launch_clocks(row, query, target, one) for one in order_options(row, order, query, target))
+
+
+def has_order(options: LaunchOptions | None, row: Row, order: KOrder) -> bool:
+    """Return whether a launch with options adds k as an order does. Whole tiles among split ones may not."""
+    whole_too = options is not None and (options.whole_tiles == 0 or bool(row.serial_parts))
+    return whole_too and options.splits == order.splits
+
+
+def _has_workspace(row: Row, options: LaunchOptions, query: SelectionQuery) -> bool:
     """Return whether a query's workspace suffices for splits that the launch decides."""
-    if order.splits == 1 or not row.decides_splits:
+    if options.splits == 1 or not row.decides_splits:
         return True
     sizes = (query.m, query.n, query.batch)
-    shared = row.tiles(query.m, query.n) * query.batch
-    return shared <= WORKSPACE_COUNTERS and row.workspace_bytes(*sizes, order.options) <= query.workspace_bytes
+    shared = row.tiles(query.m, query.n) * query.batch - options.whole_tiles * row.cluster_m * row.cluster_n
+    return shared <= WORKSPACE_COUNTERS and row.workspace_bytes(*sizes, options) <= query.workspace_bytes
 
 
 # ==== The choice of the order ====
@@ -163,7 +184,7 @@ def _clocks(candidates: Sequence[Candidate], order: KOrder, query: SelectionQuer
     for match, row in candidates:
         if best is not None and match != best:
             break
-        if row_supports(row, query, target) and _has_workspace(row, order, query):
+        if row_supports(row, query, target) and keeps_order(row, order, query):
             best = match
-            found = min(found, launch_clocks(row, query, target, order.options))
+            found = min(found, order_clocks(row, order, query, target))
     return found

@@ -90,6 +90,7 @@ class LaunchTraits:
     stages: int = 1
     mma: str = ""
     last_k_tile_first: bool = False
+    serial_parts: bool = False
     epilogue: Epilogue | None = None
 
     @classmethod
@@ -123,6 +124,7 @@ class LaunchTraits:
                 stages=int(spec.get("stages", 1)),
                 mma=spec.get("mma", ""),
                 last_k_tile_first=_last_k_tile_first(record, spec),
+                serial_parts=spec.get("serial_parts", False),
                 epilogue=parse_epilogue(spec.get("epilogue", NONE)),
             )
         except EpilogueError as error:

@@ -31,7 +31,16 @@ from hgemm.dispatch_table import (
 from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE
 from hgemm.errors import DEFAULT_LIBRARY, UnsupportedError, library_suffix
-from hgemm.invariance import KOrder, chosen_order, keeps_order, order_key, order_of
+from hgemm.invariance import (
+    KOrder,
+    chosen_order,
+    has_order,
+    keeps_order,
+    order_clocks,
+    order_key,
+    order_of,
+    order_options,
+)
 from hgemm.measured_options import MeasuredOptions, options_of
 from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
 from hgemm.problem import LAYOUTS, LaunchOptions, kind_supports
@@ -174,7 +183,7 @@ class Selector:
         if order is None or not self.table.rows[row].decides_splits:
             return True
         measured = self.measured_options(query)
-        return _has_order(measured.find(row, query) if measured else None, order)
+        return has_order(measured.find(row, query) if measured else None, self.table.rows[row], order)
 
     def measured_options(self, query: SelectionQuery) -> MeasuredOptions | None:
         """Return the launch options that were measured for a query's kind, if the devices have as many SMs as this one."""
@@ -252,7 +261,7 @@ class Selector:
     def _clocks(self, row: int, query: SelectionQuery, order: KOrder | None) -> int:
         if order is None:
             return estimate_clocks(self.table.rows[row], query, self.target)
-        return launch_clocks(self.table.rows[row], query, self.target, order.options)
+        return order_clocks(self.table.rows[row], order, query, self.target)
 
     def _choice(
         self,
@@ -266,9 +275,11 @@ class Selector:
     ) -> Choice:
         row = self.table.rows[at]
         options, were_measured = options_of(at, row, query, self.target, self.measured_options(query))
-        if order and row.decides_splits and not (were_measured and _has_order(options, order)):
+        if order and row.decides_splits and not (were_measured and has_order(options, row, order)):
             raster_tiles = default_group(row, self.target) if row.decides_raster else 1
-            options, were_measured = replace(order.options, raster_tiles=raster_tiles), False
+            some = order_options(row, order, query, self.target)
+            fastest = min(some, key=lambda one: launch_clocks(row, query, self.target, one))
+            options, were_measured = replace(fastest, raster_tiles=raster_tiles), False
         workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
         clocks = self._clocks(at, query, order)
         return Choice(row, match, clocks, workspace_bytes, rule, nearest, factor, options, were_measured, order)
@@ -321,11 +332,6 @@ class Selector:
         arch = f"{self.target.number}a" if splits > 1 else self.target.number
         options = f"--arch {arch} {query.kind.cover_options} --align {align} --schedule {schedule}"
         return f"generate {options}{library_suffix(self.library)}"
-
-
-def _has_order(options: LaunchOptions | None, order: KOrder) -> bool:
-    """Return whether a launch with options splits k as an order does. Whole tiles among split ones would not."""
-    return options is not None and (options.splits, options.whole_tiles) == (order.splits, 0)
 
 
 # ==== Choices that are slower than they could be ====

@@ -197,7 +197,7 @@ def _clocks(r: Columns, extents: np.ndarray, straddling: int, splits: Any, whole
     extra = r["straddling_clocks"] * straddling // 2
     m, n, k, batch = extents
     tiles, all_k_tiles = _tiles(r, extents), np.ceil(k / r["tile_k"])
-    shared = (r["decides_splits"] > 0) & (splits > 1)
+    shared = (r["decides_splits"] > 0) & (splits > 1) & (tiles > whole)
     busy = single = loads = work = 0
     for items, k_tiles, stored in (
         (whole, all_k_tiles, 0),

@@ -307,7 +307,9 @@ _BOUNDS = {
     "tile_k": (1, MAX_TILE_K),
     **dict.fromkeys(("cluster_m", "cluster_n", "cluster_ctas"), (1, MAX_CLUSTER_CTAS)),
     **dict.fromkeys(("align_a", "align_b", "align_d", "operand_bytes", "result_bytes"), (1, 8)),
-    **dict.fromkeys(("beta", "exact_tiles_only", "tensor_maps", "decides_splits", "decides_raster"), (0, 1)),
+    **dict.fromkeys(
+        ("beta", "exact_tiles_only", "tensor_maps", "decides_splits", "decides_raster", "serial_parts"), (0, 1)
+    ),
     "splits": (1, MAX_SPLITS),
     "smem_bytes": (0, MAX_SMEM_BYTES),
     "partial_bytes": (0, 4 * MAX_TILE**2),

@@ -365,6 +365,7 @@ CLAIMING_FIELDS = (
     "cluster",
     "cooperation",
     "swap_ab",
+    "serial_parts",
     "copy",
     "form",
 )

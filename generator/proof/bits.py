@@ -314,4 +314,8 @@ def order_cases(traits: LaunchTraits) -> list[Case]:
     options = LaunchOptions(1, 0, 1) if traits.decides_splits or traits.decides_raster else None
     shapes = (Shape(m + 5, n + 9, k), Shape(17, n, k, 2), Shape(1, n // 2 + 1, k))
     bias = traits.bias if traits.bias != "launch" else "none"
-    return whole_pairs(traits, [Case(shape, alpha, bias=bias, options=options) for shape in shapes])
+    cases = [Case(shape, alpha, bias=bias, options=options) for shape in shapes]
+    if traits.serial_parts:  # the first tile is whole; several CTAs share each of the others
+        parts = Shape(m + 5, n + 9, 7 * traits.tile_k + traits.tile_k // 2 + 11)
+        cases += [Case(parts, alpha, bias=bias, options=LaunchOptions(3, whole, 1)) for whole in (1, 4)]
+    return whole_pairs(traits, cases)

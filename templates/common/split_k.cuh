@@ -29,6 +29,16 @@ struct AccumulatorsF32 {
       }
     }
   }
+  HGEMM_DEVICE void add(Like const& accumulators) {
+    HGEMM_UNROLL
+    for (int i = 0; i < Like::mma_m; ++i) {
+      HGEMM_UNROLL
+      for (int j = 0; j < Like::mma_n; ++j) {
+        HGEMM_UNROLL
+        for (int e = 0; e < 4; ++e) floats[i][j][e] += accumulators.value(i, j, e);
+      }
+    }
+  }
   HGEMM_DEVICE void clear() {
     HGEMM_UNROLL
     for (int i = 0; i < Like::mma_m; ++i) {

@@ -20,6 +20,13 @@ inline constexpr bool is_stream_k = Policy::schedule == Schedule::stream_k;
 template <class Policy>
 inline constexpr bool is_at_launch = Policy::schedule == Schedule::launch;
 
+// Whether whole tiles add k in the same parts as tiles that several CTAs share, so that all tiles of a launch have one order.
+template <class Policy>
+HGEMM_DEVICE constexpr bool adds_parts() {
+  if constexpr (is_at_launch<Policy>) return Policy::serial_parts;
+  return false;
+}
+
 template <class Policy>
 struct SharedStorage {
   typename Mainloop<Policy>::Shared mainloop;
@@ -142,21 +149,35 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         mainloop.state.advance(mine.k.count);  // skip the stages of the other consumer's tile
         continue;
       }
-      Accumulators accumulators;  // (consumer_m, tile_n)
+      [[maybe_unused]] int parts = 1;  // in which this CTA adds k
+      Accumulators accumulators;       // (consumer_m, tile_n)
       // wgmma does not read these zeros, but ptxas does not know that. Without them, ptxas assumes that wgmma may read the
       // accumulators of the previous tile, and keeps their registers reserved between the mainloops of two tiles.
       if constexpr (is_stream_k<Policy> || is_at_launch<Policy>) accumulators.clear();
       mainloop.order_wait(consumer);
-      mainloop.multiply(accumulators, m_offset, mine.k.count);
+      [[maybe_unused]] AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n), of all parts of k
+      if constexpr (adds_parts<Policy>()) {
+        // All parts use one copy of the mainloop. If there is only one, its accumulators are converted below: sums has lost
+        // the sign of -0.
+        parts = work.splits == 1 ? int(scheduler.splits()) : 1;
+        sums.clear();
+        HGEMM_NO_UNROLL
+        for (int part = 0; part < parts; ++part) {
+          accumulators.clear();
+          mainloop.multiply(accumulators, m_offset, part_of(mine.k.count, part, parts).count);
+          sums.add(accumulators);
+        }
+      } else {
+        mainloop.multiply(accumulators, m_offset, mine.k.count);
+      }
       mainloop.order_arrive(consumer);
 
       // ---- Epilogue. If several CTAs share a tile along k, reduce their partials first ----------------------------
       if constexpr (Policy::schedule == Schedule::split_k || is_at_launch<Policy>) {
         using Reduction = SplitK<Policy, Accumulators, Threads>;
-        AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n)
         bool finishes = true;
         if (is_at_launch<Policy> && work.splits == 1) {
-          sums.convert(accumulators);
+          if (parts == 1) sums.convert(accumulators);
         } else {
           // With schedule split_k, the last splits are empty if there are fewer k-tiles than splits. With schedule launch, no
           // split is empty: the host passes at most as many splits as k-tiles. Kernels with schedule launch omit this branch,
@@ -172,7 +193,6 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         using Reduction = StreamK<Policy, Accumulators, Threads>;
         uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
         if constexpr (!Policy::reduce_by_blocks) {
-          AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n)
           if (Reduction::reduce(accumulators, sums, problem, scheduler, work, worker, is_last, place.rank, Place::size)) {
             epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
           }

@@ -68,6 +68,7 @@ _PLAIN: Request = {
     "cooperation": "cooperative",
     "cluster": Cluster(1, 1),
     "swap_ab": False,
+    "serial_parts": False,
     "form": "atoms",
 }
 _READ_AHEAD: Request = {"fragment_stages": 2, "store": "smem", "store_spacing": 0}

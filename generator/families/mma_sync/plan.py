@@ -49,6 +49,7 @@ class MmaSyncPlan(Plan):
             "cooperation": "cooperative",
             "cluster": Cluster(1, 1),
             "swap_ab": False,
+            "serial_parts": False,
         }
 
     @property

@@ -58,6 +58,7 @@ class DirectPlan(Plan):
             "cooperation": "cooperative",
             "cluster": Cluster(1, 1),
             "swap_ab": False,
+            "serial_parts": False,
             "store_spacing": 0,
             "prefetch": True,
             "smem_alloc": "dynamic",

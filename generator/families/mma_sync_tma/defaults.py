@@ -34,6 +34,7 @@ _PLAIN: Request = {
     "cooperation": "cooperative",
     "cluster": Cluster(1, 1),
     "swap_ab": False,
+    "serial_parts": False,
     "smem_alloc": "dynamic",
     "form": "atoms",
     "store_spacing": 0,

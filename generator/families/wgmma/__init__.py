@@ -27,6 +27,7 @@ CLAIMS = {
     "cluster": lambda cluster: cluster.ctas > 1,
     "cooperation": lambda cooperation: cooperation == "pingpong",
     "swap_ab": lambda swap_ab: swap_ab,
+    "serial_parts": lambda serial_parts: serial_parts,
 }
 
 

@@ -101,6 +101,7 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "has_maps": bool(plan.tensor_maps),
         "unroll_epilogue": unroll_epilogue(plan),
         **stream_k(plan),
+        "serial_parts": spec.serial_parts,
         "store": spec.store,
         "store_columns": plan.d.width,
         "epilogue_columns": plan.d.subtile_columns,

@@ -396,6 +396,7 @@ def _estimate(plan: WgmmaPlan) -> int:
     narrow = NARROW + NARROW_AND_C * beta + NARROW_AND_BIAS * bias + NARROW_AND_REDUCTION * reduces
     terms = (
         plan.reduction_registers if reduces else plan.accumulator_registers,
+        plan.float_accumulator_registers * spec.serial_parts,
         BASE,
         SUBTILE_COLUMN * columns,
         REDUCTION * reduces,

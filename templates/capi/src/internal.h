@@ -23,6 +23,7 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t tile_m, tile_n, tile_k, cluster_m, cluster_n, splits, smem_bytes;
   uint32_t align_a, align_b, align_d, beta, exact_tiles_only, tensor_maps;
   uint32_t decides_splits, decides_raster; /* 1 if each launch decides them */
+  uint32_t serial_parts;                   /* 1 if tiles that are not split add k in the parts of those that are */
   uint32_t partial_bytes;                  /* partial accumulators of a tile in a workspace; 0 if no launch needs one */
   uint32_t max_ctas;                       /* largest grid of stream-K; 0 for kernels that have none */
   /* Coefficients of the cost model; see Clocks in hgemm/dispatch_table.py. */

@@ -263,7 +263,7 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   hgemm_row const *const row = &hgemm_rows[index];
   uint32_t const k_tiles = ceil_div(q->k > 0 ? (uint32_t)q->k : 1, row->tile_k);
   uint32_t const more = row->straddling_clocks * q->straddling / 2;
-  int const shared = row->decides_splits && options.splits > 1;
+  int const shared = row->decides_splits && options.splits > 1 && tiles > options.whole_tiles;
   uint32_t const rest = (uint32_t)((tiles - options.whole_tiles) * options.splits);
   Work const whole = work_of(target, index, options.whole_tiles, k_tiles, more, 0);
   Work const split = work_of(target, index, rest, ceil_div_1(k_tiles, options.splits), more, shared ? row->partial_clocks : 0);
@@ -302,11 +302,38 @@ static uint64_t best_options(hgemm_target const *target, uint32_t index, hgemm_q
   return best;
 }
 
+/* Tells whether a query's workspace suffices for splits that the launch decides. */
+static int has_workspace(hgemm_row const *row, hgemm_query const *q, uint64_t tiles, Options options) {
+  uint64_t const shared = tiles - options.whole_tiles;
+  if (options.splits == 1 || !row->decides_splits) return 1;
+  return shared <= HGEMM_WORKSPACE_COUNTERS && hgemm_workspace_bytes(row, shared, options.splits) <= q->workspace_bytes;
+}
+
+/* Returns the lowest estimate of the options that a launch with an order may take, and writes them. The first ones win a tie.
+ * If whole tiles add k in the same parts, a launch may split only the tiles after the last full wave, or none. */
+static uint64_t order_options(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
+                              Limit limit, hgemm_order const *order, Options *options) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint32_t const sms = target->sms_used[index];
+  uint32_t const wholes[3] = {0, (uint32_t)(tiles / sms * sms), (uint32_t)tiles};
+  int const count = row->serial_parts && order->splits > 1 ? 3 : 1;
+  uint64_t best = UINT64_MAX;
+  *options = (Options){order->splits, wholes[count - 1]};
+  for (int i = 0; i < count; ++i) {
+    Options const some = {order->splits, wholes[i]};
+    uint64_t clocks;
+    if (!has_workspace(row, q, tiles, some)) continue;
+    clocks = launch_clocks(target, index, q, size, tiles, some, limit);
+    if (clocks < best) best = clocks, *options = some;
+  }
+  return best;
+}
+
 /* Returns the estimate of a launch: with the splits of an order if there is one, else with the best options. */
 static uint64_t clocks_of(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
                           Limit limit, hgemm_order const *order) {
   Options options;
-  if (order != NULL) return launch_clocks(target, index, q, size, tiles, (Options){order->splits, 0}, limit);
+  if (order != NULL) return order_options(target, index, q, size, tiles, limit, order, &options);
   return best_options(target, index, q, size, tiles, limit, &options);
 }
 
@@ -340,8 +367,7 @@ static int supports_in(hgemm_target const *target, uint32_t index, hgemm_query c
   if (!supports(target, index, q, provided, tiles)) return 0;
   if (order == NULL) return 1;
   if (!hgemm_has_order(row, q->k, order)) return 0;
-  if (order->splits == 1 || !row->decides_splits) return 1;
-  return *tiles <= HGEMM_WORKSPACE_COUNTERS && hgemm_workspace_bytes(row, *tiles, order->splits) <= q->workspace_bytes;
+  return row->serial_parts || has_workspace(row, q, *tiles, (Options){order->splits, 0});
 }
 
 static uint32_t alignment(int64_t extent) {
@@ -603,9 +629,9 @@ static hgemm_options const *find_options(hgemm_target const *target, hgemm_query
   return best != NULL && is_usable(best, row, q, selected->tiles, place[HGEMM_PLACE_K_TILES]) ? best : NULL;
 }
 
-/* Tells whether a launch with these options splits k as an order does. Whole tiles among split ones would not. */
-static int splits_as(hgemm_options const *options, hgemm_order const *order) {
-  return options->splits == order->splits && options->whole_tiles == 0;
+/* Tells whether a launch with these options splits k as an order does. Whole tiles among split ones may not. */
+static int splits_as(hgemm_row const *row, hgemm_options const *options, hgemm_order const *order) {
+  return options->splits == order->splits && (options->whole_tiles == 0 || row->serial_parts);
 }
 
 /* Writes the options of the selected row's launch: measured ones, or those with the lowest estimate. options_of() of the
@@ -614,8 +640,10 @@ static void set_options(hgemm_target const *target, hgemm_query const *q, hgemm_
   hgemm_row const *const row = &hgemm_rows[found->row];
   hgemm_options const *measured = NULL;
   if (row->decides_splits || row->decides_raster) measured = find_options(target, q, found);
-  if (row->decides_splits && order != NULL && !(measured != NULL && splits_as(measured, order))) {
-    found->splits = order->splits, found->whole_tiles = 0;
+  if (row->decides_splits && order != NULL && !(measured != NULL && splits_as(row, measured, order))) {
+    Options options;
+    order_options(target, found->row, q, size_of(q), found->tiles, NO_LIMIT, order, &options);
+    found->splits = options.splits, found->whole_tiles = options.whole_tiles;
     found->raster_tiles = row->decides_raster ? best_group(target, found->row) : 1;
   } else if (measured != NULL) {
     found->splits = measured->splits, found->whole_tiles = measured->whole_tiles * row->cluster_m * row->cluster_n;
@@ -633,7 +661,7 @@ static int was_measured(hgemm_target const *target, hgemm_query const *q, hgemm_
   hgemm_options const *options;
   if (order == NULL || !hgemm_rows[row->row].decides_splits) return 1;
   options = find_options(target, q, row);
-  return options != NULL && splits_as(options, order);
+  return options != NULL && splits_as(&hgemm_rows[row->row], options, order);
 }
 
 /* Returns the fastest row that was measured on this problem and runs in this mode. */
