@@ -1509,7 +1509,12 @@ AUDIT = (
     _audit("consumers do not wait for their turn", At("gemm", "mainloop.order_wait(consumer)").drop(), AUDIT_PINGPONG),
     _audit(
         "the turn passed on before the products",
-        At("gemm", "mainloop.multiply(accumulators, m_offset").swap_with_next(),
+        (
+            At("gemm", "mainloop.order_arrive(consumer)").drop(),
+            At("gemm", "mainloop.order_wait(consumer)").replace(
+                "mainloop.order_wait(consumer), mainloop.order_arrive(consumer)"
+            ),
+        ),
         AUDIT_PINGPONG,
     ),
     _audit(
@@ -1784,6 +1789,7 @@ def _k_tiles_in_order(k: str) -> tuple[Edit, Edit]:
 _LAST_FIRST = "k == k_first * Policy::tile_k ? k_end - Policy::tile_k : k - Policy::tile_k"
 _WGMMA_ORDER = {"arch": "sm_90a", "mma": "wgmma", "tile": "64x64x64", "stages": "3"}
 _TMA_ORDER = {"arch": "sm_90", "mma": "m16n8k16", "copy": "tma", "tile": "64x64x32", "stages": "3"}
+_SERIAL_PARTS = {**_WGMMA_ORDER, "schedule": "launch", "raster": "launch", "serial_parts": "on"}
 _SPLIT_ORDER = {"arch": "sm_80", "tile": "64x64x32", "schedule": "split_k:3"}
 
 ORDER = (
@@ -1817,6 +1823,16 @@ ORDER = (
             "uint64_t(work.splits - 1 - split) * vecs, first"
         ),
         _SPLIT_ORDER,
+    ),
+    _order(
+        "whole tiles in one part beside tiles of several",
+        At("gemm", "int(scheduler.splits())").replace("1"),
+        _SERIAL_PARTS,
+    ),
+    _order(
+        "the longer parts of whole tiles last",
+        At("gemm", "split.split = uint32_t(part)").replace("split.split = uint32_t(parts - 1 - part)"),
+        _SERIAL_PARTS,
     ),
     _order(
         "the ends of rows in a step of their own",

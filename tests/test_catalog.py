@@ -35,9 +35,9 @@ from generator.store.maintenance import collect_garbage
 from generator.sweep import over, sweep
 
 EMITTED = ROOT / "emitted"
-PLANNED = {"smem_a", "smem_b", "epilogue"}
-"""Fields that the catalog leaves to the planner: the placement without bank conflicts is computed, not chosen, and no kernel has
-an expression.
+PLANNED = {"smem_a", "smem_b", "epilogue", "serial_parts"}
+"""Fields that the catalog leaves to the planner: the placement without bank conflicts is computed, not chosen, no kernel has
+an expression, and few have parts in series.
 
 Those in which a family has no choice need no pin.
 """
@@ -62,7 +62,7 @@ def test_all_of_it_is_legal_and_named_once() -> None:
 def test_every_field_that_a_better_planner_could_change_is_pinned(group: str) -> None:
     for candidate in sweep(load_catalog([group])).candidates:
         decided = {*candidate.plan.fixed_fields}
-        assert {field.name for field in fields(Spec)} - candidate.request.keys() - decided == PLANNED - decided
+        assert {field.name for field in fields(Spec)} - candidate.request.keys() - decided <= PLANNED
 
 
 def test_every_layout_is_served_on_every_architecture_of_the_catalog_and_every_alignment_by_mma_sync() -> None:

@@ -389,6 +389,12 @@ BROKEN = [
         "with swapped operands it supports f16 and bf16",
         {"store": "direct"},
     ),
+    (
+        "arch=90a schedule=persistent serial_parts=on",
+        "serial_parts",
+        "it requires schedule launch and form atoms",
+        {"serial_parts": "off"},
+    ),
 ]
 
 

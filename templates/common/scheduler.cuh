@@ -30,16 +30,11 @@ struct CtaThreads {
   HGEMM_DEVICE static void barrier() { atoms::cta_barrier(); }
 };
 
-// Returns one of `parts` parts of k. If k_tiles is not a multiple of the parts, the first parts get one k-tile more than the others.
-HGEMM_DEVICE KRange part_of(int k_tiles, int part, int parts) {
-  int const each = k_tiles / parts, longer = k_tiles % parts;
-  return {part * each + (part < longer ? part : longer), each + (part < longer)};
-}
-
-// Returns the k-tiles of a split.
+// Returns the k-tiles of a split. If k_tiles is not a multiple of the splits, the first splits get one k-tile more than the others.
 HGEMM_DEVICE KRange k_range(int k_tiles, Work const& work) {
   if (work.splits == 1) return {0, k_tiles};
-  return part_of(k_tiles, int(work.split), int(work.splits));
+  int const each = k_tiles / int(work.splits), longer = k_tiles % int(work.splits), split = int(work.split);
+  return {split * each + (split < longer ? split : longer), each + (split < longer)};
 }
 
 // Whether a worker takes one item after another until none is left, instead of only one. An item is a tile or a split of a tile.

@@ -163,8 +163,10 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         sums.clear();
         HGEMM_NO_UNROLL
         for (int part = 0; part < parts; ++part) {
+          Work split = work;
+          split.split = uint32_t(part), split.splits = uint32_t(parts);
           accumulators.clear();
-          mainloop.multiply(accumulators, m_offset, part_of(mine.k.count, part, parts).count);
+          mainloop.multiply(accumulators, m_offset, k_range(mine.k.count, split).count);
           sums.add(accumulators);
         }
       } else {
