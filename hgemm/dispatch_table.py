@@ -29,7 +29,7 @@ from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, LaunchOptions, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
-FORMAT = 10
+FORMAT = 11
 EXACT, COMPATIBLE, PTX = range(3)
 """How code runs on a device, the best first: a cubin for this device, a compatible cubin, or PTX."""
 

@@ -43,8 +43,8 @@ class LaunchOptions:
     """What a launch decides about the order of the work, if its kernel leaves that open.
 
     Fields: `splits` CTAs share the k of each tile, but of none of the first `whole_tiles` of the batch: whole waves of tiles
-        need no splits, and a last wave that is not full does. Tiles are in groups of `raster_tiles` rows of tiles, or, if it
-        is negative, in panels of so many columns.
+        need no splits, and a last wave that is not full does. With serial_parts, one CTA adds k of a whole tile in `splits`
+        parts. Tiles are in groups of `raster_tiles` rows of tiles, or, if it is negative, in panels of so many columns.
     Units: tiles of whole clusters.
     """
 

@@ -61,7 +61,7 @@ def order_of_launch(choice: Choice, k: int) -> tuple[str, tuple[int, ...]]:
     """
     record, row = RECORDS[choice.symbol], choice.row
     splits = choice.options.splits if row.decides_splits else row.splits
-    assert splits == 1 or not (choice.options and choice.options.whole_tiles)
+    assert splits == 1 or row.serial_parts or not (choice.options and choice.options.whole_tiles)
     each, longer = divmod(-(-k // row.tile_k), splits)
     ends = [each + (part < longer) for part in range(splits)]
     text = re.sub(r"; \d+ parts.*", "", record["accumulation_order"]["text"])
@@ -87,6 +87,7 @@ FEW_COLUMNS = {"n": 320, "k": 16384 + 64, "kind": Kind(), "beta": False, "name":
 @settings(max_examples=60, deadline=None)
 @example(**FEW_COLUMNS, rows=[(m, 1) for m in (3, 17, 64, 500, 8192)], workspace_bytes=WORKSPACE_BYTES)
 @example(**FEW_COLUMNS, rows=[(m, 2) for m in (2, 130, 4096)], workspace_bytes=0)
+@example(**{**FEW_COLUMNS, "n": 512}, rows=[(m, 1) for m in (16, 1000, 4096, 6144)], workspace_bytes=WORKSPACE_BYTES)
 @given(
     n=extents,
     k=extents,
@@ -138,6 +139,15 @@ def test_a_long_k_with_few_columns_is_split_for_every_m() -> None:
     }
     assert splits[4096, 4096] == splits[28672, 4096] == {1}
     assert len(splits[256, 16384]) == 1 and splits[256, 16384] != {1}
+
+
+def test_one_cta_adds_all_parts_of_a_tile_if_there_are_many_rows() -> None:
+    few, *many = (SELECTORS["sm_90"].find(invariant(m, 512, 16384, workspace_bytes=0)) for m in (8, 4096, 8192))
+    assert few.order.splits > 1
+    for choice, m in zip(many, (4096, 8192), strict=True):
+        row, options = choice.row, choice.options
+        assert (choice.order, choice.workspace_bytes, options.splits) == (few.order, 0, few.order.splits)
+        assert options.whole_tiles * row.cluster_m * row.cluster_n == row.tiles(m, 512)
 
 
 def test_without_kernels_that_split_k_nothing_is_split() -> None:

@@ -32,7 +32,7 @@ struct Problem {
   float alpha, beta;
   // In tiles of whole clusters:
   uint32_t splits;       // parts of a tile's k, from 1 to its k-tiles
-  uint32_t whole_tiles;  // the first tiles of the batch, which are not split
+  uint32_t whole_tiles;  // the first tiles of the batch, which are not split; with serial_parts, a CTA adds their parts itself
   int32_t raster_tiles;  // above 0: groups of so many rows of tiles; below 0: panels of so many columns
   uint32_t bias_kind;    // as enum Bias: 0 for none, 1 for a row, 2 for a column
 };
