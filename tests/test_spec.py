@@ -161,6 +161,7 @@ OTHERS: dict[str, list[str]] = {
     "cooperation": ["cooperative", "pingpong"],
     "cluster": ["1x1", "2x1", "1x2", "12x1", "1x12"],
     "swap_ab": ["True", "False"],
+    "serial_parts": ["True", "False"],
     "form": ["atoms", "cute"],
 }
 
