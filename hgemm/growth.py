@@ -141,8 +141,8 @@ class GrowingSelector(Selector):
 
     def missing(self, queries: Sequence[SelectionQuery]) -> Missing | None:
         """Return the kernel that a call lacks, or None if it lacks none."""
-        if any(query.kind.epilogue != NONE for query in queries):
-            return None  # a kind has only the hash of its expression
+        if any(query.kind.epilogue != NONE and query.expression == NONE for query in queries):
+            return None  # only the hash of its expression is known
         found = self.best_of(queries)
         if found is None:
             return Missing(queries[0], self.target, size_of_problem(queries[0], self.target.sms))

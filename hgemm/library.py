@@ -459,13 +459,20 @@ class Library:
         workspace_bytes: int | None = None,
         batch_invariant: bool = False,
         cublas_order: bool = False,
+        epilogue: Any = None,
     ) -> MatmulPlan:
         """Choose the variant for a problem and load it.
 
         Addresses of `problem` may be 0: arrays are then assumed to be aligned as allocations are. Leading dimensions may be 0:
         rows then have no gaps. With `workspace_bytes`, each call will pass a workspace of that size; 0 is none. By default, calls
-        use the automatic workspace of their stream. `batch_invariant` and `cublas_order` are those of `matmul`.
+        use the automatic workspace of their stream. `batch_invariant`, `cublas_order` and `epilogue` are those of `matmul`.
+        Each call then passes `inputs`.
 
         Raises: UnsupportedError with the reasons if no variant supports it, DeviceError if there is no such device.
         """
-        return make_plan(self, problem, kind, device, workspace_bytes, batch_invariant, cublas_order)
+        expression = None
+        if epilogue is not None:
+            from hgemm.epilogue_language import as_epilogue  # most programs need no tracer
+
+            expression = as_epilogue(epilogue)
+        return make_plan(self, problem, kind, device, workspace_bytes, batch_invariant, cublas_order, expression)

@@ -17,7 +17,7 @@ from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
 from hgemm.epilogue import NONE, Epilogue, parse_epilogue
 from hgemm.errors import ProblemError, unknown_word
-from hgemm.kernel import Addresses, Kernel, Launcher, bias_kind_of, device_of, problem_of
+from hgemm.kernel import Addresses, Kernel, Launcher, bias_kind_of, device_of, problem_of, split_inputs
 from hgemm.launch_traits import INPUT
 from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection import Selector
@@ -83,7 +83,7 @@ class LaunchCache:
         return out
 
     def run_expression(
-        self, a: Any, b: Any, out: Any, workspace: Any, stream: Any, options: MatmulOptions, arrays: Mapping[str, Any]
+        self, a: Any, b: Any, out: Any, workspace: Any, stream: Any, options: Hashable, arrays: Mapping[str, Any]
     ) -> Any:
         """Launch a variant with an expression, as `run`. `arrays` has each input by name in order, None for numbers."""
         adapter = ARRAY_ADAPTERS[type(out)]
@@ -110,12 +110,14 @@ class LaunchCache:
 
         The arrays are checked once, here. The function keeps them alive; their addresses, sizes and strides must not change.
         """
-        arrays = (a, b, out, bias, c, workspace)
-        adapter = ARRAY_ADAPTERS[type(out)]
-        out_signature = adapter.read(out)
-        others = tuple(map(_read, arrays[3:])) if any(array is not None for array in arrays[3:]) else None
-        given = (_read(a), _read(b), out_signature, others, None)
-        launcher, addresses = self._find(given, arrays, adapter.stream(out_signature))
+        return self._bind((a, b, out, bias, c, workspace))
+
+    def _bind(self, arrays: tuple, inputs: tuple[str, ...] = (), options: Hashable = None) -> Callable[..., Any]:
+        adapter = ARRAY_ADAPTERS[type(arrays[2])]
+        out_signature = adapter.read(arrays[2])
+        others = tuple(map(_read, arrays[3:])) if inputs or any(array is not None for array in arrays[3:]) else None
+        given = (_read(arrays[0]), _read(arrays[1]), out_signature, others, options)
+        launcher, addresses = self._find(given, arrays, adapter.stream(out_signature), inputs)
 
         def run(stream: Any = None) -> Any:
             if launcher is not None:
@@ -180,7 +182,8 @@ class MatmulPlan(LaunchCache):
     """A variant for products of one size, chosen and loaded. CUDA graphs can capture its first call.
 
     `plan(a, b, out, bias=None, c=None, workspace=None, stream=None)` launches as Library.matmul does, with the plan's variant,
-    alpha and beta. It returns `out` without waiting. `plan.bind(a, b, out, ...)` returns a function that repeats a launch on
+    alpha and beta. It returns `out` without waiting. A plan with an expression takes its `inputs`, too.
+    `plan.bind(a, b, out, ...)` returns a function that repeats a launch on
     the same arrays at the lowest cost. Threads may share both.
 
     Raises: ProblemError if the arrays do not have the plan's sizes, or the variant does not support them.
@@ -192,7 +195,45 @@ class MatmulPlan(LaunchCache):
         self._automatic_bytes = automatic_bytes
         kernel.prepare(device)
 
-    __call__ = LaunchCache.run
+    def __call__(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        bias: Any = None,
+        c: Any = None,
+        workspace: Any = None,
+        stream: Any = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Launch on `stream`, or on the current stream of `out`'s library, and return `out`."""
+        if inputs is None:
+            return self.run(a, b, out, bias, c, workspace, stream)
+        arrays, scalars = self._inputs(inputs)
+        return self.run_expression(a, b, out, workspace, stream, scalars, arrays)
+
+    def bind(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        bias: Any = None,
+        c: Any = None,
+        workspace: Any = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Return a function `run(stream=None)` that launches on these arrays and returns `out`, as LaunchCache.bind."""
+        arrays, scalars = self._inputs(inputs) if inputs is not None else ({}, None)
+        return self._bind((a, b, out, bias, c, workspace, *arrays.values()), (*arrays,), scalars)
+
+    def _inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
+        """Return the arrays of the expression's inputs in their order, None for numbers, and the numbers."""
+        arrays, numbers = split_inputs(inputs)
+        epilogue = self.kernel.traits.epilogue
+        names = [one.name for one in epilogue.operands] if epilogue else []
+        if unknown := inputs.keys() - {*names}:
+            raise ProblemError(f"{self} has no input {', '.join(sorted(unknown))}: it has {', '.join(names) or 'none'}")
+        return {name: arrays.get(name) for name in names}, tuple(sorted(numbers.items()))
 
     def __repr__(self) -> str:
         p = self.problem
@@ -204,10 +245,13 @@ class MatmulPlan(LaunchCache):
         p = self.problem
         return self.kernel.workspace_bytes(p.m, p.n, p.batch, p.options)
 
-    def _launcher(self, views: Mapping[str, View], device: int, options: None, allocate: Allocate) -> Launcher:
+    def _launcher(
+        self, views: Mapping[str, View], device: int, scalars: tuple[tuple[str, float], ...] | None, allocate: Allocate
+    ) -> Launcher:
         if device != self.device:
             raise ProblemError(f"the arrays lie on device {device}: the plan is for device {self.device}")
-        given = problem_of(self.kernel.traits, views, self.problem.alpha, self.problem.beta)
+        p = self.problem
+        given = problem_of(self.kernel.traits, views, p.alpha, p.beta, dict(scalars or ()))
         wrong = [
             f"{name} is {getattr(given, name)}, not {getattr(self.problem, name)}"
             for name in ("m", "n", "k", "batch")
@@ -243,6 +287,7 @@ def make_plan(
     workspace_bytes: int | None,
     batch_invariant: bool = False,
     cublas_order: bool = False,
+    epilogue: Epilogue | None = None,
 ) -> MatmulPlan:
     """Choose the variant of a library for a problem on a device. Raises UnsupportedError if there is none.
 
@@ -250,15 +295,18 @@ def make_plan(
     """
     automatic_bytes = library.workspace_bytes if workspace_bytes is None else 0
     workspace_bytes = automatic_bytes if workspace_bytes is None else workspace_bytes
-    if kind.epilogue != NONE:
-        raise ProblemError("a plan takes no epilogue: call matmul with it")
+    if epilogue:
+        kind = replace(kind, epilogue=epilogue.hash)
     problem = with_dense_strides(problem, kind)
     target = Target.of(open_device(device))
-    query = SelectionQuery.of(kind, problem, workspace_bytes)
+    query = SelectionQuery.of(kind, problem, workspace_bytes, epilogue)
     query = replace(query, batch_invariant=batch_invariant, cublas_order=cublas_order)
     choice = library.selector(target).choose(query)
     problem = replace(problem, options=choice.options)
-    return MatmulPlan(library.kernel(choice.symbol), problem, device, automatic_bytes)
+    kernel = library.kernel(choice.symbol)
+    if epilogue and kernel.traits.epilogue != epilogue:  # kinds have its hash only
+        raise ProblemError(f"{choice.symbol} has another expression: {kernel.traits.epilogue}")
+    return MatmulPlan(kernel, problem, device, automatic_bytes)
 
 
 # ==== The choice of a variant for given arrays ====

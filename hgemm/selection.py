@@ -346,7 +346,7 @@ _WGMMA_COPY_BYTES = 4
 def wgmma_computes(query: SelectionQuery) -> bool:
     """Return whether kernels on wgmma can be built for a query."""
     kind, size = query.kind, DTYPES[query.kind.dtype_a].bytes
-    if kind.epilogue != NONE:  # nothing generates one on its own
+    if kind.epilogue != NONE and query.expression == NONE:
         return False
     aligned = min(query.align_a, query.align_b) * size >= _WGMMA_COPY_BYTES
     layouts = ("tn",) if kind.dtype_a == "tf32" else LAYOUTS
@@ -372,6 +372,8 @@ class FallbackWatch:
     def note(self, selector: Selector, query: SelectionQuery, choice: Choice) -> None:
         """Log a choice that falls back."""
         key = (query.kind.code, choice.symbol)
+        if query.kind.epilogue != NONE:  # `hgemm cover` takes no expression
+            return
         if key in self.noted or not self.falls_back(selector, query):
             return
         self.noted.add(key)

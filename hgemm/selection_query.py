@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hgemm.device import Device
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import Epilogue
+from hgemm.epilogue import NONE, Epilogue
 from hgemm.errors import RequestError
 from hgemm.gpus import TYPICAL
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, VECTOR_BYTES
@@ -68,7 +68,8 @@ class SelectionQuery:
 
     Units: alignments are 1 to MAX_ALIGN elements. Each holds for the pointer, the leading dimension and the batch stride.
     Fields: `mappable` is whether TMA supports the strides. `straddling` counts the operands of A and B whose rows do not
-        begin on L2 sectors. `batch_invariant` requires one accumulation order for all m and batches. `cublas_order` prefers the
+        begin on L2 sectors. `expression` is the text of the kind's expression, if known: a kind has its hash only, which suffices
+        to select a kernel but not to build one. `batch_invariant` requires one accumulation order for all m and batches. `cublas_order` prefers the
         order of cuBLASLt's unsplit kernels.
     """
 
@@ -86,6 +87,7 @@ class SelectionQuery:
     straddling: int = 0
     batch_invariant: bool = False
     cublas_order: bool = False
+    expression: str = field(default=NONE, compare=False, repr=False)
 
     @property
     def point(self) -> Point:
@@ -133,6 +135,7 @@ class SelectionQuery:
             workspace_bytes,
             widest < MAX_MAP_STRIDE_BYTES,
             sum((getattr(p, name) | leading[name] * size[name]) % SECTOR_BYTES > 0 for name in "ab") if p.k else 0,
+            expression=epilogue.text if epilogue else NONE,
         )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from computing_driver import ComputingDriver, Cuda
+from conftest import call
 from fake_driver import SUCCESS, unpack
 from records import make_record, resources_of
 from simulated import accumulate, elements
@@ -22,7 +25,7 @@ from generator.store.library import Library as Store
 from generator.sweep import sweep
 from hgemm import Library, ProblemError
 from hgemm.dtypes import decode, encode
-from hgemm.epilogue_language import Column, Matrix, Row, Scalar, relu
+from hgemm.epilogue_language import Column, Matrix, Row, Scalar, epilogue_of, relu
 from hgemm.epilogue_reference import Interval, evaluate
 from hgemm.errors import UnsupportedError
 from hgemm.launch import matrices
@@ -192,3 +195,49 @@ def test_other_calls_do_not_take_kernels_with_an_expression(opened: Library, dri
     plain = library.selector(Target((8, 0), 108, 163 * 1024))
     query = SelectionQuery.dense(hgemm.Kind(), (64, 64, 64, 1))
     assert {opened.kernel(one.symbol).traits.epilogue for one in plain.supporting(query)} == {None}
+
+
+# ==== Plans ====
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_plan_launches_its_expression(opened: Library, driver: ExpressionDriver, batch: tuple[int, ...]) -> None:
+    library, (arrays, inputs) = Library(opened.folder), given(batch=batch)
+    problem = hgemm.Problem(40, 48, 64, *batch, alpha=2.0)
+    plan = library.plan(problem, epilogue=fused)
+    for gain in (0.5, 0.25):
+        inputs["gain"] = gain
+        plan(**on_gpu(arrays), inputs=on_gpu(inputs))
+        assert (arrays["out"] == expected(arrays, inputs, 2.0)).all()
+    run = plan.bind(**on_gpu(arrays), inputs=on_gpu({**inputs, "gain": 2.0}))
+    run()
+    assert (arrays["out"] == expected(arrays, {**inputs, "gain": 2.0}, 2.0)).all()
+    with pytest.raises(ProblemError, match="has no input more: it has bias, scale, gain, residual"):
+        plan(**on_gpu(arrays), inputs={"more": 1.0})
+    with pytest.raises(ProblemError, match="input scale is missing"):
+        plan(**on_gpu(arrays), inputs={"gain": 1.0, "bias": Cuda(inputs["bias"])})
+    with pytest.raises(UnsupportedError, match="no variant computes"):
+        library.plan(problem, epilogue="silu(acc)")
+
+
+# ==== Growth ====
+
+
+def test_a_growing_library_builds_the_expression_of_a_call(tmp_path: Path) -> None:
+    library = hgemm.open(tmp_path, build=True)
+    epilogue = epilogue_of("relu(acc) + bias")
+    query = SelectionQuery.of(
+        hgemm.Kind(epilogue=epilogue.hash), hgemm.Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 0, epilogue
+    )
+    target = Target((8, 0), 108, 163 * 1024)
+    found = library.selector(target).choose(query)
+    assert library.kernel(found.symbol).traits.epilogue == epilogue
+    assert library.selector(target).choose(query).symbol == found.symbol and len(library.symbols) == 1
+    listed = json.loads(call("hgemm", "list", "--library", tmp_path, "--epilogue", epilogue.hash, "--json").stdout)
+    assert [record["symbol"] for record in listed] == [found.symbol]
+    for formula in ("bias + relu(acc)", "none", "00000000"):
+        done = call("hgemm", "list", "--library", tmp_path, "--epilogue", formula, "--columns", "symbol,epilogue")
+        assert (found.symbol in done.stdout) == formula.startswith("bias") and done.returncode == 0
+    assert epilogue.hash in call("hgemm", "show", found.symbol, "--library", tmp_path).stdout
+    with pytest.raises(UnsupportedError):  # only a hash: nothing can be built from it
+        library.selector(target).choose(replace(query, kind=hgemm.Kind(epilogue="00000000"), expression="none"))

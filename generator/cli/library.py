@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from generator import epilogue
 from generator.cli.options import Fields, Symbol, filter_options, json_option, library_option
 from generator.cli.output import card, note_left_out, progress
 from generator.errors import RequestError
@@ -48,6 +49,12 @@ Examples:
 @library_option
 @filter_options
 @click.option(
+    "--epilogue",
+    default="",
+    metavar="FORMULA",
+    help="Kernels of this expression: a formula, FILE.py:FUNCTION, its hash, or none.",
+)
+@click.option(
     "--sort",
     type=Fields(),
     default="symbol",
@@ -71,6 +78,7 @@ def list_command(
 ) -> None:
     if as_csv and as_json:
         raise RequestError("--csv and --json exclude each other: give one")
+    filters["epilogue"] = epilogue.resolved(filters["epilogue"], Path())
     opened, selection = Library(library), Selection(**filters)
     if fields:
         names = sorted(known_fields(opened))
@@ -90,7 +98,8 @@ def list_command(
     elif named:
         click.echo(to_text(rows, named), nl=False)
     else:
-        _print_table(rows, [*fields_in(condition_of(selection)), sort.lstrip("-")])
+        filtered = [*fields_in(condition_of(selection)), *["epilogue"] * bool(selection.epilogue)]
+        _print_table(rows, [*filtered, sort.lstrip("-")])
 
 
 def _named(library: Library, columns: str) -> list[str]:

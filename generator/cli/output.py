@@ -25,6 +25,7 @@ from generator.store.index import Measurement
 from generator.store.library import Library
 from generator.store.query import Selection, left_out
 from generator.tables import cell, counted
+from hgemm.epilogue import NONE, parse_epilogue
 from hgemm.errors import library_suffix
 from hgemm.library import Variant, reject_file
 
@@ -235,7 +236,7 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
     }
     sections: list[tuple[str, Mapping[str, Any]]] = [
         (variant.symbol + ("  SPILLED" if data["spilled"] else ""), head),
-        ("spec", data["spec"]),
+        ("spec", {**data["spec"], **_expression(data["spec"].get("epilogue", NONE))}),
         ("launch", {name: value for name, value in shown_launch.items() if name != "grid"}),
         ("resources", data["resources"]),
         ("sass", dict(sorted(data["sass"].items(), key=lambda item: (-item[1], item[0])))),
@@ -250,6 +251,12 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
         ("measured", _fastest(measurements)),
     ]
     return "\n".join(_section(title, values) for title, values in sections if values)
+
+
+def _expression(text: str) -> dict[str, str]:
+    """Return the epilogue of a spec as people write it, and its hash, which C programs pass."""
+    found = parse_epilogue(text)
+    return {"epilogue": str(found), "epilogue_hash": found.hash} if found else {}
 
 
 def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def candidates_for(kind: Kind, query: SelectionQuery, arch: str) -> list[Candida
     """
     aligns = (query.align_a, query.align_b, query.align_d)
     for name in _archs(arch):
-        plans = plans_of(kind, aligns, (name,))
+        plans = plans_of(kind, aligns, (name,), expression=query.expression)
         if plans:
             return [Candidate.of(plan) for plan in plans.values()]
     return []

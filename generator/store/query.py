@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from generator import epilogue
 from generator.arch import ARCHS, parse_arch, parse_arch_list
 from generator.errors import LibraryError, RequestError, closest_words, unknown_word
 from generator.spec import HASH_DIGITS, parse_field
@@ -14,6 +15,7 @@ from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some
 from generator.store.library import Library
 from generator.store.schema import flat_fields
 from hgemm.checks import MAX_INTEGER
+from hgemm.epilogue import NONE, parse_epilogue
 from hgemm.errors import deprecated, library_suffix
 from hgemm.library import is_symbol
 from hgemm.record import RECORD_NAME, SOURCE_NAME, Scalar, current_field, current_word
@@ -229,6 +231,7 @@ class Selection:
     dtype: str = ""
     acc: str = ""
     out: str = ""
+    epilogue: str = ""
 
 
 def condition_of(selection: Selection, known: Collection[str] | None = None) -> Node:
@@ -264,13 +267,35 @@ def fields_in(node: Node) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _with_epilogue(rows: list[dict[str, Scalar]], text: str) -> list[dict[str, Scalar]]:
+    """Return the rows whose epilogue a text names: the hash of an expression, a formula, or `none`. An empty text keeps all."""
+    text = text.strip()
+    if not text:
+        return rows
+    if _HASH.fullmatch(text):
+        named = {shown for row in rows if (shown := str(row.get("epilogue", NONE))) != NONE and _hash_of(shown) == text}
+    else:
+        asked = parse_epilogue(epilogue.parse_field(text, "--epilogue"))
+        named = {str(asked) if asked else NONE}
+    return [row for row in rows if str(row.get("epilogue", NONE)) in named]
+
+
+_HASH = re.compile(r"[0-9a-f]{8}", re.ASCII)
+
+
+def _hash_of(shown: str) -> str:
+    """Return the hash of an expression from its text in a row."""
+    found = parse_epilogue(epilogue.parse_field(shown, "epilogue"))
+    return found.hash if found else NONE
+
+
 def select_rows(library: Library, selection: Selection, sort: str = "symbol") -> list[dict[str, Scalar]]:
     """Return the flat records of a selection, sorted by a field; `-field` sorts in descending order.
 
     Raises: RequestError for a malformed filter or an unknown field; LibraryError if the library cannot be read.
     """
     known = known_fields(library) if selection.where.strip() or sort != "symbol" else None
-    rows = library.rows(condition_of(selection, known))
+    rows = _with_epilogue(library.rows(condition_of(selection, known)), selection.epilogue)
     if sort == "symbol":
         return rows
     field = check_field(sort.lstrip("-"), known, "--sort")

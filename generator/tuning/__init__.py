@@ -22,6 +22,7 @@ from generator.sweep import over, read_spec_file, sweep
 from hgemm.bench.work import Work
 from hgemm.dispatch_table import kind_of, row_of
 from hgemm.dtypes import DTYPES
+from hgemm.epilogue import NONE
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Kind
@@ -52,14 +53,22 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
 
 @cache
 def plans_of(
-    kind: Kind, aligns: tuple[int, int, int], archs: tuple[str, ...], space: Path | None = None
+    kind: Kind,
+    aligns: tuple[int, int, int],
+    archs: tuple[str, ...],
+    space: Path | None = None,
+    expression: str = NONE,
 ) -> dict[str, Plan]:
-    """Return the legal plans of the tables for a kind of product, by symbol. `aligns` are those of A, B and D in elements."""
+    """Return the legal plans of the tables for a kind of product, by symbol.
+
+    Fields: `aligns` are those of A, B and D in elements. `expression` is the text of the kind's expression.
+    """
     requests: list[Texts] = []
+    more = {} if expression == NONE else {"epilogue": expression}
     for arch in archs:
         groups = read_spec_file(space or _table(kind, aligns, arch))
         groups = groups if space else [_scaled_to_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
-        requests += [over(group, _problem_fields(kind, aligns, arch)) for group in groups]
+        requests += [over(group, {**_problem_fields(kind, aligns, arch), **more}) for group in groups]
     return {symbol_of(plan.spec): plan for plan in sweep(requests).plans}
 
 
