@@ -25,14 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import hgemm
 from examples import epilogues
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import Epilogue
+from hgemm.epilogue import Epilogue, columns_of_d
 from hgemm.epilogue_language import as_epilogue
 
 HIDDEN, INNER = 4096, 14336
 LINEAR = "residual: Matrix; gelu(acc + bias) + residual"
-GATED = "gate: Matrix; silu(gate) * acc"
+SWIGLU = "silu(gate) * up"
 TOKENS = (512, 1024, 2048, 4096, 8192)
-LAYERS = {"up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}
+LAYERS = {"up": (INNER, HIDDEN), "down": (HIDDEN, INNER), "gate_up": (2 * INNER, HIDDEN)}
 """n and k of the products."""
 TILES = (
     {"tile": "128x256x64", "cooperation": "cooperative", "cluster": ["2x1", "1x1"]},
@@ -42,7 +42,7 @@ TILES = (
 )
 GALLERY_TILE = {"tile": "128x256x64", "cooperation": "cooperative", "cluster": "2x1"}
 GALLERY = (
-    *("scaled", "addmm", "dequantized", "rms_norm", "gated", "gelu_grad"),
+    *("scaled", "addmm", "dequantized", "rms_norm", "swiglu", "gelu_grad"),
     *("masked", "soft_capped", "clipped", "mobile", "mixed", "positive"),
 )
 GALLERY_SIZE = 4096
@@ -56,7 +56,7 @@ COMPILED_TOKENS = (2048, 512, 8192, 1024, 4096)
 def build(library: str, jobs: int | None) -> dict[str, list[Any]]:
     """Return the kernels of each expression, and of none, in one order of tiles."""
     common = {"arch": "sm_90a", "layout": "tn", "dtype": "f16", "beta": "off"}
-    texts = ["none", LINEAR, GATED]
+    texts = ["none", LINEAR, SWIGLU]
     found = {
         text: hgemm.generate([{**common, **tile} for tile in TILES], epilogue=text, library=library, jobs=jobs)
         for text in texts
@@ -164,8 +164,12 @@ class Layer:
         half = {"device": "cuda", "dtype": torch.float16}
         self.x = [torch.randn(m, k, **half) for _ in range(self.sets)]
         self.w = [torch.randn(n, k, **half) / k**0.5 for _ in range(self.sets)]
-        self.d = [torch.empty(m, n, **half) for _ in range(self.sets)]
-        self.inputs = [arrays_of(self.epilogue, m, n) for _ in range(self.sets)]
+        columns = columns_of_d(self.epilogue, n)
+        self.wide = [torch.empty(m, n, **half) for _ in range(self.sets)]
+        self.d = [wide if columns == n else torch.empty(m, columns, **half) for wide in self.wide]
+        self.inputs = [arrays_of(self.epilogue, m, columns) for _ in range(self.sets)]
+        self.pairs = [w.chunk(2) for w in self.w] if self.epilogue.gated else []
+        self.w = [hgemm.interleave(*pair, axis=0) for pair in self.pairs] or self.w
         self.guess_us = max(2 * m * n * k / 600e6, 5.0)
 
     def ours(self, kernel: Any, fused: bool) -> Callable[[int], object]:
@@ -174,21 +178,23 @@ class Layer:
         def run(at: int) -> object:
             inputs = self.inputs[at] if fused else None
             stream = torch.cuda.current_stream().cuda_stream
-            return kernel(self.x[at], self.w[at].t(), self.d[at], inputs=inputs, stream=stream)
+            d = self.d[at] if fused else self.wide[at]
+            return kernel(self.x[at], self.w[at].t(), d, inputs=inputs, stream=stream)
 
         return run
 
-    def formula(self, x: Any, w: Any, d: Any, inputs: Mapping[str, Any]) -> Any:
-        """Return what eager torch computes. `d` is the output of the product."""
+    def formula(self, x: Any, w: Any, inputs: Mapping[str, Any]) -> Any:
+        """Return what eager torch computes. `w` are both weights of a gated pair."""
         import torch
         import torch.nn.functional as F
 
         if self.text == LINEAR:
             return F.gelu(torch.addmm(inputs["bias"], x, w.t())) + inputs["residual"]
-        return F.silu(inputs["gate"]) * torch.mm(x, w.t())
+        gate, up = w
+        return F.silu(torch.mm(x, gate.t())) * torch.mm(x, up.t())
 
     def torchs(self, function: Callable[..., object]) -> Callable[[int], object]:
-        return lambda at: function(self.x[at], self.w[at], self.d[at], self.inputs[at])
+        return lambda at: function(self.x[at], (self.pairs or self.w)[at], self.inputs[at])
 
 
 def fastest(layer: Layer, kernels: list[Any], fused: bool) -> Any:
@@ -197,13 +203,17 @@ def fastest(layer: Layer, kernels: list[Any], fused: bool) -> Any:
     return min(kernels, key=lambda one: statistics.median(times[one.symbol]))
 
 
+def tile_of(kernel: Any) -> tuple[str, ...]:
+    return tuple(kernel.record["spec"][name] for name in ("cta_tile", "cluster", "cooperation"))
+
+
 def time_layer(kernels: Mapping[str, list[Any]], name: str, text: str, m: int, compiled: bool) -> dict[str, Any]:
     """Return the medians and the ratios of one problem."""
     import torch
 
     layer = Layer(text, m, *LAYERS[name])
     plain, fused = fastest(layer, kernels["none"], False), fastest(layer, kernels[text], True)
-    same = kernels["none"][kernels[text].index(fused)]
+    same = next(one for one in kernels["none"] if tile_of(one) == tile_of(fused))
     eager = layer.torchs(layer.formula)
     runs = {"fused": layer.ours(fused, True), "plain": layer.ours(plain, False), "same": layer.ours(same, False)}
     runs |= {"eager": eager}
@@ -270,10 +280,11 @@ def main() -> None:
         "gallery": [],
     }
     problems = [
-        (name, text, m, False) for m in TOKENS for name, text in (("up", LINEAR), ("down", LINEAR), ("up", GATED))
+        (name, text, m, False) for m in TOKENS for name, text in (("up", LINEAR), ("down", LINEAR), ("gate_up", SWIGLU))
     ]
     parts = (("layers", (time_layer(kernels, *one) for one in problems)), ("gallery", gallery(kernels)))
-    tuned = (time_layer(kernels, "down", LINEAR, m, True) for m in COMPILED_TOKENS)
+    wanted = [(name, text, m) for m in COMPILED_TOKENS for name, text in (("down", LINEAR), ("gate_up", SWIGLU))]
+    tuned = (time_layer(kernels, *one, True) for one in wanted)
     for part, rows in (*parts, ("layers", tuned)):
         while time.monotonic() < end and (row := next(rows, None)):
             found[part].append(row)

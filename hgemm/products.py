@@ -15,7 +15,7 @@ from hgemm.arrays import ARRAY_ADAPTERS, Signature, View, new_array, shape_of, s
 from hgemm.capture import preparing
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
-from hgemm.epilogue import NONE, Epilogue, parse_epilogue
+from hgemm.epilogue import NONE, Epilogue, columns_of_d, parse_epilogue
 from hgemm.errors import ProblemError, unknown_word
 from hgemm.kernel import Addresses, Kernel, Launcher, bias_kind_of, device_of, problem_of, split_inputs
 from hgemm.launch_traits import INPUT
@@ -297,6 +297,7 @@ def make_plan(
     workspace_bytes = automatic_bytes if workspace_bytes is None else workspace_bytes
     if epilogue:
         kind = replace(kind, epilogue=epilogue.hash)
+        problem = replace(problem, ldd=problem.ldd or columns_of_d(epilogue, problem.n))
     problem = with_dense_strides(problem, kind)
     target = Target.of(open_device(device))
     query = SelectionQuery.of(kind, problem, workspace_bytes, epilogue)

@@ -68,9 +68,9 @@ class SelectionQuery:
 
     Units: alignments are 1 to MAX_ALIGN elements. Each holds for the pointer, the leading dimension and the batch stride.
     Fields: `mappable` is whether TMA supports the strides. `straddling` counts the operands of A and B whose rows do not
-        begin on L2 sectors. `expression` is the text of the kind's expression, if known: a kind has its hash only, which suffices
-        to select a kernel but not to build one. `batch_invariant` requires one accumulation order for all m and batches. `cublas_order` prefers the
-        order of cuBLASLt's unsplit kernels.
+        begin on L2 sectors. `expression` is the text of the kind's expression, if known: a kind has its hash only, which
+        suffices to select a kernel but not to build one. `batch_invariant` requires one accumulation order for all m and
+        batches. `cublas_order` prefers the order of cuBLASLt's unsplit kernels.
     """
 
     kind: Kind

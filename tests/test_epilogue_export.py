@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ FUSED = epilogue_of(
     "bias: Row; scale: Column['f32']; gain: Scalar; residual: Matrix; relu(alpha * acc + beta * bias) * scale * gain + residual"
 )
 OTHER = epilogue_of("hgemm_gate: Matrix['f32']; silu(hgemm_gate) * acc")
+GATED = epilogue_of("silu(gate) * up + bias")
 BASE = 0x700000000000
 
 
@@ -49,6 +51,7 @@ class CEpilogue(ctypes.Structure):
     _fields_ = [
         ("hash", ctypes.c_char_p),
         ("formula", ctypes.c_char_p),
+        ("columns", ctypes.c_int32),
         ("input_count", ctypes.c_int32),
         ("inputs", CInput * 8),
     ]
@@ -73,6 +76,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         {**common, "tile": "64x64x32,128x128x32", "epilogue": f"none,{FUSED}"},
         {**common, "tile": "64x64x32", "epilogue": str(FUSED), "align": "1"},
         {**common, "tile": "64x64x32", "epilogue": str(OTHER)},
+        {**common, "tile": "128x128x32", "epilogue": str(GATED)},
     ]
     kernels = [emit(plan, templates) for plan in sweep(texts).plans]
     return paper_library(tmp_path_factory.mktemp("expressions") / "library", kernels)
@@ -130,7 +134,8 @@ def test_the_list_names_the_inputs(c: ctypes.CDLL, library: Library) -> None:
             ]
             assert listed.contents.input_count == len(inputs)
             wanted = {FUSED: [("bias", 1, -1), ("scale", 2, 2), ("gain", 0, -1), ("residual", 3, -1)]}
-            assert inputs == wanted.get(epilogue, [("hgemm_gate", 3, 2)])
+            wanted |= {OTHER: [("hgemm_gate", 3, 2)], GATED: [("bias", 1, -1)]}
+            assert inputs == wanted[epilogue] and listed.contents.columns == 1 + epilogue.gated
 
 
 @pytest.mark.parametrize("ld", [None, 305, 308])
@@ -193,6 +198,19 @@ def test_wrong_inputs_are_named(c: ctypes.CDLL, case: str) -> None:
     found, text = chosen(c, problem(batch=2), kind(), change)
     assert found == status
     assert re.search(message.replace("hgemm", "fuse"), text), text
+
+
+def test_d_of_a_gated_pair_has_half_the_columns(c: ctypes.CDLL) -> None:
+    given = replace(problem(), ldd=152, beta=0.0)
+    assert chosen(c, given, kind(GATED.hash))[0] == 0
+    end = given.d + 2 * 200 * 152  # of D
+    assert chosen(c, given, kind(GATED.hash), _aux(0, pointer=end))[0] == 0
+    assert chosen(c, given, kind(GATED.hash), _aux(0, pointer=end - 2)) == (13, "D overlaps bias")
+    assert chosen(c, replace(given, ldd=151), kind(GATED.hash))[0] == 11
+    assert chosen(c, replace(given, n=312), kind(GATED.hash)) == (
+        8,
+        "n is 312: for a gated pair, it must be a multiple of 16",
+    )
 
 
 def test_a_matrix_of_ds_type_may_be_d(c: ctypes.CDLL) -> None:

@@ -12,7 +12,7 @@ from generator.errors import INSTALL, HgemmError, LibraryError
 from hgemm.consistency import MAX_CLUSTER_EXTENT
 from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
-from hgemm.epilogue import KINDS, Epilogue
+from hgemm.epilogue import KINDS, PAIR_COLUMNS, Epilogue
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_variant
@@ -209,6 +209,7 @@ def table_h(table: DispatchTable, shortlists: Shortlists, version: str, flags: i
         "GROUP_COUNT": len(table.groups),
         "ROW_COUNT": len(table.rows),
         "EPILOGUE_COUNT": epilogues,
+        "PAIR_COLUMNS": PAIR_COLUMNS,
         "SURVEY_COUNT": len(table.surveys),
         "MEASURED_COUNT": sum(len(survey.problems) for survey in table.surveys),
         "ORDER_COUNT": sum(len(problem.order) for survey in table.surveys for problem in survey.problems),
@@ -297,7 +298,8 @@ def _epilogue(epilogue: Epilogue) -> str:
         f'{{"{one.name}", {KINDS.index(one.kind)}, {TYPES.index(one.dtype) if one.dtype else _LIKE_D}}}'
         for one in epilogue.operands
     ]
-    return f'{{"{epilogue.hash}", "{epilogue.formula}", {len(inputs)}, {{{", ".join(inputs) or "{0}"}}}}}'
+    words = (f'"{epilogue.hash}"', f'"{epilogue.formula}"', str(1 + epilogue.gated), str(len(inputs)))
+    return f"{{{', '.join(words)}, {{{', '.join(inputs) or '{0}'}}}}}"
 
 
 _LIKE_D = -1

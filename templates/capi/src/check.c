@@ -82,7 +82,7 @@ static hgemm_status check_extents(hgemm_problem const *p) {
 
 /* ---- Epilogues --------------------------------------------------------------------------------------------------------- */
 
-enum { EPILOGUE_SHIFT = 28, HASH_DIGITS = 8 };
+enum { EPILOGUE_SHIFT = 28, HASH_DIGITS = 8, PAIR_BLOCK = 2 * HGEMM_PAIR_COLUMNS };
 
 hgemm_epilogue const *hgemm_epilogue_of(uint64_t kind) {
   for (uint32_t i = 0; kind >> EPILOGUE_SHIFT != 0 && hgemm_epilogues[i].hash != NULL; ++i) {
@@ -204,9 +204,14 @@ static int32_t input_dtype(hgemm_problem const *p, hgemm_input const *input) {
   return input->dtype == HGEMM_DTYPE_OF_D ? p->dtype_d : input->dtype;
 }
 
+/* Returns the columns of D: half of those of B for a gated pair. */
+static int64_t columns_of(hgemm_problem const *p, hgemm_epilogue const *epilogue) {
+  return epilogue != NULL ? p->n / epilogue->columns : p->n;
+}
+
 /* Returns an input of the epilogue: rows and columns of D are single rows in memory. */
-static Matrix lay_out_input(hgemm_problem const *p, hgemm_input const *input, hgemm_aux const *aux) {
-  int64_t const extents[] = {1, p->n, p->m, p->n}; /* by hgemm_input_kind */
+static Matrix lay_out_input(hgemm_problem const *p, int64_t n, hgemm_input const *input, hgemm_aux const *aux) {
+  int64_t const extents[] = {1, n, p->m, n}; /* by hgemm_input_kind */
   int const is_matrix = input->kind == HGEMM_INPUT_MATRIX;
   return (Matrix){input->name, (uintptr_t)aux->pointer, is_matrix ? p->m : 1, extents[input->kind], is_matrix ? aux->ld : 0,
                   p->batch, aux->batch_stride, bytes_of(input_dtype(p, input)), 0};
@@ -220,12 +225,12 @@ static void lay_out(hgemm_problem const *p, hgemm_epilogue const *epilogue, Matr
                          p->batch, p->batch_stride_a, bytes_of(p->dtype_a), 0};
   matrices[B] = (Matrix){"B", (uintptr_t)p->b, b_k_contiguous ? p->n : p->k, b_k_contiguous ? p->k : p->n, p->ldb,
                          p->batch, p->batch_stride_b, bytes_of(p->dtype_b), 0};
-  matrices[D] = (Matrix){"D", (uintptr_t)p->d, p->m, p->n, p->ldd, p->batch, p->batch_stride_d, bytes_d, 0};
+  matrices[D] = (Matrix){"D", (uintptr_t)p->d, p->m, columns_of(p, epilogue), p->ldd, p->batch, p->batch_stride_d, bytes_d, 0};
   matrices[C] = (Matrix){"C", (uintptr_t)p->c, p->m, p->n, p->ldc, p->batch, p->batch_stride_c, bytes_d, 0};
   matrices[BIAS] = (Matrix){"bias", (uintptr_t)p->bias, 1, p->bias_kind == HGEMM_BIAS_COLUMN ? p->m : p->n, 0,
                             p->batch, p->batch_stride_bias, bytes_d, 0};
   for (int i = 0; epilogue != NULL && i < epilogue->input_count; ++i) {
-    matrices[AUX + i] = lay_out_input(p, &epilogue->inputs[i], &p->aux[i]);
+    matrices[AUX + i] = lay_out_input(p, columns_of(p, epilogue), &epilogue->inputs[i], &p->aux[i]);
   }
 }
 
@@ -305,6 +310,9 @@ hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpos
   if ((status = check_values(p)) != HGEMM_OK) return status;
   if ((status = find_epilogue(p, &request->epilogue)) != HGEMM_OK) return status;
   if ((status = check_extents(p)) != HGEMM_OK) return status;
+  if (request->epilogue != NULL && request->epilogue->columns == 2 && p->n % PAIR_BLOCK != 0) {
+    return hgemm_fail(HGEMM_ERROR_SIZE, "n is %lld: for a gated pair, it must be a multiple of %d", (long long)p->n, PAIR_BLOCK);
+  }
   request->empty = p->m == 0 || p->n == 0 || p->batch == 0;
   if (request->empty) return HGEMM_OK;
 

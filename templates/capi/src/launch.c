@@ -81,12 +81,13 @@ static hgemm_status encode(hgemm_driver const *cuda, hgemm_map_rule const *rule,
 }
 
 static hgemm_status encode_all(hgemm_driver const *cuda, hgemm_row const *row, hgemm_problem const *p, Maps *maps) {
+  hgemm_epilogue const *const epilogue = hgemm_epilogue_of(hgemm_groups[row->group].kind);
   int const a_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_TT;
   int const b_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_NN;
   Operand const operands[3] = {
       {p->a, p->dtype_a, a_by_rows ? p->k : p->m, a_by_rows ? p->m : p->k, p->lda, p->batch_stride_a},
       {p->b, p->dtype_b, b_by_rows ? p->k : p->n, b_by_rows ? p->n : p->k, p->ldb, p->batch_stride_b},
-      {p->d, p->dtype_d, p->n, p->m, p->ldd, p->batch_stride_d},
+      {p->d, p->dtype_d, epilogue != NULL ? p->n / epilogue->columns : p->n, p->m, p->ldd, p->batch_stride_d},
   };
   memset(maps, 0, sizeof *maps);
   if (cuda->encode_map == NULL) return hgemm_fail(HGEMM_ERROR_DRIVER, "the driver has no cuTensorMapEncodeTiled");
