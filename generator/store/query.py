@@ -272,7 +272,7 @@ def _with_epilogue(rows: list[dict[str, Scalar]], text: str) -> list[dict[str, S
     text = text.strip()
     if not text:
         return rows
-    if _HASH.fullmatch(text):
+    if _EPILOGUE_HASH.fullmatch(text):
         named = {shown for row in rows if (shown := str(row.get("epilogue", NONE))) != NONE and _hash_of(shown) == text}
     else:
         asked = parse_epilogue(epilogue.parse_field(text, "--epilogue"))
@@ -280,7 +280,7 @@ def _with_epilogue(rows: list[dict[str, Scalar]], text: str) -> list[dict[str, S
     return [row for row in rows if str(row.get("epilogue", NONE)) in named]
 
 
-_HASH = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_EPILOGUE_HASH = re.compile(r"[0-9a-f]{8}", re.ASCII)
 
 
 def _hash_of(shown: str) -> str:
