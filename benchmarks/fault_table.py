@@ -854,24 +854,40 @@ WGMMA = (
     ),
     Fault(
         "accumulators written over stages that are still multiplied",
-        At("SplitKCluster::store_partials", "barrier()").drop(),
+        At("SplitKCluster::exchange", "barrier()").drop(),
         CLUSTER_SPLIT,
         ONE_CTA,
         ("race",),
     ),
     Fault(
-        "a neighbour's accumulators reported before all consumers have stored them",
-        At("SplitKCluster::meet", "Threads::barrier()").drop(),
+        "partials sent over stages that other CTAs still multiply",
+        At("SplitKCluster::exchange", "mbarrier_wait(&barriers[0], 0)").drop(),
         CLUSTER_SPLIT,
         ONE_CTA,
         ("race",),
     ),
     Fault(
-        "a neighbour's accumulators read before they are written",
-        At("gemm", "InCluster::meet(...)", occurrence=1).drop(),
+        "partials read before they have arrived",
+        At("SplitKCluster::exchange", "mbarrier_wait_cluster(&barriers[1], 0)").drop(),
         CLUSTER_SPLIT,
         ONE_CTA,
         ("race", "deadlock"),
+    ),
+    Fault(
+        "partials awaited in the scope of the CTA",
+        At("SplitKCluster::exchange", "mbarrier_wait_cluster(&barriers[1], 0)").replace(
+            "mbarrier_wait(&barriers[1], 0)"
+        ),
+        CLUSTER_SPLIT,
+        ONE_CTA,
+        ("race",),
+    ),
+    Fault(
+        "half of the bytes of the partials expected",
+        At("SplitKCluster::received_bytes", "Threads::count * 16").replace("Threads::count * 8"),
+        CLUSTER_SPLIT,
+        ONE_CTA,
+        ("race", "mbarrier", "deadlock"),
     ),
     # ---- The epilogue
     Fault(
@@ -1634,8 +1650,8 @@ AUDIT = (
         AUDIT_IN_CLUSTER,
     ),
     _audit(
-        "a CTA leaves while others add its sums",
-        At("gemm", "InCluster::meet(...)", occurrence=2).drop(),
+        "partials over those of another CTA",
+        At("SplitKCluster::exchange", "split * vecs +").replace("split * 0 +"),
         AUDIT_IN_CLUSTER,
     ),
     _audit(
@@ -1962,9 +1978,7 @@ OTHERS = (
     ),
     _other(
         "sums of a cluster from the own CTA",
-        At("ld_shared_cluster", "cute::cast_smem_ptr_to_uint(pointer), rank").replace(
-            "cute::cast_smem_ptr_to_uint(pointer), cluster_rank()"
-        ),
+        At("SplitKCluster::add_partials", "split * vecs +").drop(),
         AUDIT_IN_CLUSTER,
     ),
 )

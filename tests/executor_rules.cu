@@ -28,6 +28,19 @@ struct Product {
   struct B { static constexpr bool k_major = true; };
 };
 
+// Reads the same address in the shared memory of CTA `rank` of the cluster.
+HGEMM_DEVICE uint32_t ld_shared_cluster(uint32_t const* pointer, uint32_t rank) {
+  uint32_t const address = cute::set_block_rank(cute::cast_smem_ptr_to_uint(pointer), rank);
+  uint32_t word;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+// Arrives at the mbarrier of CTA `rank` in the scope of the cluster.
+HGEMM_DEVICE void mbarrier_release_cluster(uint64_t* barrier, uint32_t rank) {
+  uint32_t const address = cute::set_block_rank(cute::cast_smem_ptr_to_uint(barrier), rank);
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+}
+
 struct Thread {
   Parameters const& p;
   TensorMap const& map;
@@ -174,10 +187,10 @@ struct Thread {
 
   // ---- Barriers in shared memory, and boxes -----------------------------------------------------------------------
 
-  HGEMM_DEVICE void begin(int arrivals, bool fenced = true, bool waits = true) const {
+  HGEMM_DEVICE void begin(int arrivals, bool fenced = true, bool waits = true, int more_arrivals = 128) const {
     if (index == 0) {
       atoms::mbarrier_init(&shared.full, arrivals);
-      atoms::mbarrier_init(&shared.empty, 128);
+      atoms::mbarrier_init(&shared.empty, more_arrivals);
       if (fenced) atoms::mbarrier_init_fence();
     }
     if (waits) atoms::cta_barrier();
@@ -391,12 +404,67 @@ struct Thread {
     atoms::st_shared(&shared.words[index], uint32_t(index));
     atoms::cluster_arrive();
     atoms::cluster_wait();
-    auto const* const words = reinterpret_cast<Vec16B const*>(shared.words);
-    uint32_t const seen = atoms::ld_shared_cluster(words + index % 32, 1 - atoms::cluster_rank()).x;
+    uint32_t const seen = ld_shared_cluster(&shared.words[index], 1 - atoms::cluster_rank());
     if (!fault) atoms::cluster_arrive();
     if (!fault) atoms::cluster_wait();
     atoms::st_shared(&shared.words[index], seen);
     put(seen);
+  }
+  // Each CTA reads what the other one wrote before it arrived. Both scopes must include both CTAs.
+  HGEMM_DEVICE void in_cluster(bool arrives, bool waits) const {
+    begin(1);
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+    uint32_t const other = 1 - atoms::cluster_rank();
+    atoms::st_shared(&shared.words[index], uint32_t(index));
+    atoms::cta_barrier();
+    if (index == 0 && arrives) mbarrier_release_cluster(&shared.full, other);
+    if (index == 0 && !arrives) atoms::mbarrier_arrive_cluster(&shared.full, other);
+    if (waits) atoms::mbarrier_wait_cluster(&shared.full, 0);
+    if (!waits) atoms::mbarrier_wait(&shared.full, 0);
+    put(ld_shared_cluster(&shared.words[index], other));
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+  }
+  HGEMM_DEVICE void scope_of_arrivals() const { in_cluster(!fault, true); }
+  HGEMM_DEVICE void scope_of_waits() const { in_cluster(true, !fault); }
+  // Each CTA reads its words, then allows the other one to overwrite them. The scope of the CTA suffices for this.
+  HGEMM_DEVICE void overwritten_in_cluster() const {
+    begin(1, true, true, 1);
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+    uint32_t const other = 1 - atoms::cluster_rank();
+    auto* const vecs = reinterpret_cast<Vec16B*>(shared.more);
+    atoms::st_shared(vecs + index, Vec16B{1, 2, 3, 4});
+    uint32_t const seen = atoms::ld_shared(vecs + index).y;
+    if (!fault) atoms::cta_barrier();
+    if (index == 0) atoms::mbarrier_arrive_cluster(&shared.full, other);
+    atoms::mbarrier_wait(&shared.full, 0);
+    stored_in_cluster(vecs, &shared.empty, 128 * 16);
+    put(seen);
+  }
+  // Each thread stores 16 bytes to the other CTA, whose mbarrier counts them. Waits for those of this CTA.
+  HGEMM_DEVICE void stored_in_cluster(Vec16B* vecs, uint64_t* barrier, uint32_t bytes, bool waits = true) const {
+    if (index == 0) atoms::mbarrier_arrive_expect_tx(barrier, bytes);
+    atoms::st_async(vecs + index, {uint32_t(index), 0, 0, 0}, barrier, 1 - atoms::cluster_rank());
+    if (waits) atoms::mbarrier_wait_cluster(barrier, 0);
+    if (!waits) atoms::mbarrier_wait(barrier, 0);
+  }
+  HGEMM_DEVICE void async_stores_awaited() const {
+    begin(1);
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+    auto* const vecs = reinterpret_cast<Vec16B*>(shared.more);
+    stored_in_cluster(vecs, &shared.full, 128 * 16, !fault);
+    put(atoms::ld_shared(vecs + 127 - index).x);
+  }
+  HGEMM_DEVICE void async_stores_expected() const {
+    begin(1);
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+    auto* const vecs = reinterpret_cast<Vec16B*>(shared.more);
+    stored_in_cluster(vecs, &shared.full, fault ? 127 * 16 : 128 * 16);
+    put(atoms::ld_shared(vecs + 127 - index).x);
   }
   HGEMM_DEVICE void cluster_outlives() const {
     begin(128);
@@ -420,7 +488,8 @@ struct Thread {
   DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced)                                        \
   DO(barriers_begun) DO(arrivals_counted) DO(missing_arrival) DO(boxes_reused) DO(reads_fenced) DO(boxes_aligned)         \
   DO(stores_fenced) DO(stores_awaited) DO(stores_within_rows) DO(products_fenced) DO(products_awaited) DO(operands_kept)  \
-  DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads) DO(cluster_outlives) DO(launches_awaited)
+  DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads) DO(cluster_outlives) DO(launches_awaited)  \
+  DO(scope_of_arrivals) DO(scope_of_waits) DO(overwritten_in_cluster) DO(async_stores_awaited) DO(async_stores_expected)
 
 }  // namespace
 

@@ -103,9 +103,18 @@ EXPECTED = {
     "cluster_reads": {"race", "cluster"},
     "cluster_outlives": {"cluster"},
     "launches_awaited": {"launch"},
+    "scope_of_arrivals": {"race"},
+    "scope_of_waits": {"race"},
+    "overwritten_in_cluster": {"race"},
+    "async_stores_awaited": {"race", "pending"},
+    "async_stores_expected": {"mbarrier", "deadlock", "race", "poison", "pending"},
 }
 """What a broken rule may be called; at least one of them must be found, whatever the adversary does, and nothing else."""
-GRIDS = {"fences_between_ctas": (4, 1), "cluster_waits": (2, 2), "cluster_reads": (2, 2), "cluster_outlives": (2, 2)}
+IN_CLUSTER = (
+    *("cluster_waits", "cluster_reads", "cluster_outlives", "scope_of_arrivals", "scope_of_waits"),
+    *("overwritten_in_cluster", "async_stores_awaited", "async_stores_expected"),
+)
+GRIDS = {"fences_between_ctas": (4, 1), **dict.fromkeys(IN_CLUSTER, (2, 2))}
 THREADS = {"registers_handed_over": 384}
 
 

@@ -365,7 +365,7 @@ BROKEN = [
     (
         "arch=90a cta_tile=128x256x32 schedule=split_k_cluster:2 stages=4",
         "splits",
-        "accumulators of 131,072 B do not fit into 98,304 B of stages",
+        "partials of 131,072 B do not fit into 98,304 B of stages",
         {"stages": "6"},
     ),
     ("arch=90a mma=wgmma form=dsl", "form", "form is dsl", {"form": "cute"}),

@@ -307,6 +307,19 @@ def _store(match: re.Match, instruction: Instruction, writer: Writer) -> Stateme
     yield f"  ptx::store({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(target, line)}, word, {whole}); }}"
 
 
+def _store_async(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    kind, line = _unsigned(match["t"]), instruction.line
+    target, source, barrier = instruction.operands
+    parts = source.parts if isinstance(source, Vector) else (source,)
+    if int(match["count"] or 1) != len(parts):
+        raise PtxError(f"{instruction.opcode} has {len(parts)} registers")
+    if (whole := writer.bytes_of(kind) * len(parts)) > 16:
+        raise PtxError(f"{instruction.opcode} stores {whole} bytes; the limit is 16")
+    values = ", ".join(f"{C_TYPES[kind]}({writer.read(one, kind, line)})" for one in parts)
+    yield f"{{ {C_TYPES[kind]} const word[] = {{{values}}};"
+    yield f"  ptx::store_async({line}, {writer.address(target, line)}, word, {whole}, {writer.address(barrier, line)}); }}"
+
+
 def _store_local(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
     kind, line = match["t"], instruction.line
     target, source = instruction.operands[:2]
@@ -491,12 +504,17 @@ def _reduce(match: re.Match, instruction: Instruction, writer: Writer) -> Statem
 # ---- Barriers in shared memory, TMA ----
 
 
+def _in_cluster(match: re.Match) -> str:
+    return str(match["scope"] == "cluster").lower()
+
+
 def _mbarrier_arrive(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
     line = instruction.line
     operands = list(instruction.operands)
     target = None if isinstance(operands[0], Address) else operands.pop(0)
     more = writer.read(operands[1], "u32", line) if len(operands) > 1 else ""
-    counts = f"{more or 0}" if match["expects"] else f"0, {more or 1}"
+    counts = f"{more or 0}, 1" if match["expects"] else f"0, {more or 1}"
+    counts += f", {_in_cluster(match)}"
     call = f"ptx::mbarrier_arrive({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(operands[0], line)}, {counts})"
     return [writer.write(target, "b64", call, line) if target is not None else f"{call};"]
 
@@ -511,7 +529,8 @@ def _mbarrier_test(match: re.Match, instruction: Instruction, writer: Writer) ->
     """The parity of a phase is its state, so both forms of the instruction are the same."""
     target, place, parity = instruction.operands[:3]
     line = instruction.line
-    call = f"ptx::mbarrier_test({line}, {writer.address(place, line)}, uint32_t({writer.read(parity, 'u64', line)}))"
+    phase = f"uint32_t({writer.read(parity, 'u64', line)})"
+    call = f"ptx::mbarrier_test({line}, {writer.address(place, line)}, {phase}, {_in_cluster(match)})"
     return [writer.write(target, "pred", call, line)]
 
 
@@ -519,7 +538,8 @@ def _mbarrier_wait(match: re.Match, instruction: Instruction, writer: Writer) ->
     """The executor blocks the thread until the phase ends, so that a loop around this instruction runs once."""
     target, address, parity = instruction.operands[:3]
     line = instruction.line
-    yield f"ptx::mbarrier_wait({line}, {writer.address(address, line)}, uint32_t({writer.read(parity, 'u64', line)}));"
+    phase = f"uint32_t({writer.read(parity, 'u64', line)})"
+    yield f"ptx::mbarrier_wait({line}, {writer.address(address, line)}, {phase}, {_in_cluster(match)});"
     yield writer.write(target, "pred", "true", line)
 
 
@@ -831,6 +851,14 @@ TABLE: tuple[Row, ...] = (
         writes=0,
         memory="writes global, shared",
     ),
+    Row(
+        r"st\.async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v(?P<count>[24]))?\.(?P<t>[bsuf](?:32|64))",
+        _store_async,
+        _ASYNC,
+        writes=0,
+        memory="writes shared of a CTA of the cluster, later",
+        ordering="threads that wait for the phase of the mbarrier in the scope of the cluster know that the store is complete",
+    ),
     Row(r"prefetch\.tensormap", _call("tma_prefetch", "address"), _DATA, writes=0),
     Row(r"prefetch(?:\.global)?\.L[12]", _nothing, _DATA, writes=0),
     # ---- Asynchronous copies ----
@@ -996,10 +1024,11 @@ TABLE: tuple[Row, ...] = (
         memory="writes shared",
     ),
     Row(
-        r"mbarrier\.arrive(?P<expects>\.expect_tx)?(?:\.release\.(?:cta|cluster))?(?:\.(?P<space>shared::cta|shared::cluster|shared))?\.b64",
+        r"mbarrier\.arrive(?P<expects>\.expect_tx)?(?:\.release\.(?P<scope>cta|cluster))?(?:\.(?P<space>shared::cta|shared::cluster|shared))?\.b64",
         _mbarrier_arrive,
         _SYNC,
-        ordering="threads that wait for the phase know what this thread knew",
+        ordering="threads that wait for the phase know what this thread knew; without .cluster, only their writes follow what"
+        " threads of other CTAs knew",
     ),
     Row(
         r"mbarrier\.inval(?:\.shared(?:::cta)?)?\.b64",
@@ -1016,13 +1045,13 @@ TABLE: tuple[Row, ...] = (
         ordering="the phase also waits for these bytes",
     ),
     Row(
-        r"mbarrier\.test_wait(?:\.parity)?(?:\.(?:acquire|relaxed)\.(?:cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
+        r"mbarrier\.test_wait(?:\.parity)?(?:\.(?:acquire|relaxed)\.(?P<scope>cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
         _mbarrier_test,
         _SYNC,
         ordering="if the phase has ended: as mbarrier.try_wait",
     ),
     Row(
-        r"mbarrier\.try_wait(?:\.parity)?(?:\.acquire\.(?:cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
+        r"mbarrier\.try_wait(?:\.parity)?(?:\.acquire\.(?P<scope>cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
         _mbarrier_wait,
         _SYNC,
         ordering="the thread knows what arriving threads knew, and that the phase's TMA loads are complete",

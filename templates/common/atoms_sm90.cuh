@@ -39,17 +39,6 @@ HGEMM_DEVICE void cluster_arrive() { cute::cluster_arrive(); }
 HGEMM_DEVICE void cluster_arrive_relaxed() { cute::cluster_arrive_relaxed(); }
 HGEMM_DEVICE void cluster_wait() { cute::cluster_wait(); }
 
-// Reads the same address in the shared memory of CTA `rank` of the cluster.
-HGEMM_DEVICE Vec16B ld_shared_cluster(Vec16B const* pointer, uint32_t rank) {
-  uint32_t const address = cute::set_block_rank(cute::cast_smem_ptr_to_uint(pointer), rank);
-  Vec16B word;
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "r"(address)
-               : "memory");
-  return word;
-}
-
 // ---- Programmatic dependent launch --------------------------------------------------------------------------------
 
 // Lets the next kernel of the stream start as CTAs of this one end, if it was launched with programmatic overlap.
@@ -81,8 +70,29 @@ HGEMM_DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
 HGEMM_DEVICE void cp_async_mbarrier_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(barrier)) : "memory");
 }
+// Writes to the same address in the shared memory of CTA `rank` of the cluster. The mbarrier at the same address in that CTA
+// counts its 16 bytes. Threads that wait for the phase see them.
+HGEMM_DEVICE void st_async(Vec16B* pointer, Vec16B value, uint64_t* barrier, uint32_t rank) {
+  uint32_t const address = cute::set_block_rank(cute::cast_smem_ptr_to_uint(pointer), rank);
+  uint32_t const its_barrier = cute::set_block_rank(cute::cast_smem_ptr_to_uint(barrier), rank);
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+               "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(its_barrier)
+               : "memory");
+}
 // Waits until the phase with this parity is complete.
 HGEMM_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) { cute::wait_barrier(*barrier, int(parity)); }
+// The same in the scope of the cluster: arrivals and st.async of other CTAs are ordered before what follows.
+HGEMM_DEVICE void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(cute::cast_smem_ptr_to_uint(barrier)),
+      "r"(parity)
+      : "memory");
+}
 
 // ---- Tensor memory accelerator ------------------------------------------------------------------------------------
 

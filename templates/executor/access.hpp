@@ -21,6 +21,7 @@ std::string Machine::describe(Access const& access) const {
       if (lane.stores_agent == access.agent) agent = text("a pending TMA store of thread %d", lane.thread);
     }
     for (auto const& [offset, barrier] : cta.mbarriers) {
+      if (barrier.stores_agent == access.agent) agent = text("a st.async that the mbarrier at byte %zu counts", offset);
       if (barrier.agent == access.agent) agent = text("a pending TMA load of the mbarrier at byte %zu", offset);
     }
     for (Warpgroup const& group : cta.warpgroups) {

@@ -1,9 +1,46 @@
-// Asynchronous copies: cp.async, TMA loads and stores, and the proxy fences that the TMA needs.
+// Asynchronous copies: st.async, cp.async, TMA loads and stores, and the proxy fences that the TMA needs.
 #pragma once
 
 #include <executor/machine.hpp>
 
 namespace hgemm::executor {
+
+// ---- st.async: completes at any moment before its mbarrier ends the phase ------------------------------------------
+
+void Machine::store_async(Lane& lane, Operation const& operation, SiteCost& cost) {
+  auto const& arguments = *static_cast<StoreAsyncArguments const*>(operation.second);
+  Cta* const cta = cta_of_rank(lane, operation, operation.threads ? operation.threads - 1 : lane.cluster_rank);
+  if (!cta || !check_shared(lane, operation, operation.to, operation.bytes)) return;
+  if (arguments.rank != operation.threads) {
+    findings_.add("mbarrier", operation.site,
+                  [&] { return describe(lane) + ": st.async must write to the CTA that has its mbarrier"; });
+    return;
+  }
+  Mbarrier* const barrier = find_mbarrier(lane, operation, *cta, arguments.barrier, cta != lane.cta);
+  if (!barrier) return;
+  if (barrier->stores_agent == no_agent) barrier->stores_agent = cta->new_agent();
+  size_t const offset = reinterpret_cast<uintptr_t>(operation.to) % shared_window;
+  Access const me = {barrier->phase + 1, cta->number, barrier->stores_agent, costs_.site_index(operation)};
+  record_shared(lane, operation, *cta, operation.to, operation.bytes, true, me);
+  cta->record_remote_access(me, operation.site);
+  AsyncStore store = {cta->arena + offset, {}, operation.bytes, cta, reinterpret_cast<uintptr_t>(arguments.barrier) % shared_window,
+                      barrier->phase, operation.site};
+  memcpy(store.value, operation.from, operation.bytes);
+  memset(store.to, HGEMM_POISON, operation.bytes);
+  cost.bytes += operation.bytes;
+  async_stores_.push_back(store);
+  if (request_.timing == HGEMM_EARLY) complete_async_store(async_stores_.size() - 1);
+}
+
+void Machine::complete_async_store(size_t index) {
+  AsyncStore const store = async_stores_[index];
+  async_stores_[index] = async_stores_.back();
+  async_stores_.pop_back();
+  memcpy(store.to, store.value, store.bytes);
+  Mbarrier& barrier = store.cta->mbarriers.at(store.barrier);
+  barrier.bytes -= store.bytes;
+  end_phase_if_complete(*store.cta, barrier, store.site);
+}
 
 // ---- cp.async: completes when it is waited for, when an mbarrier counts it, or at any moment before ----------------
 
@@ -351,12 +388,12 @@ void Machine::proxy_fence(Lane& lane) {
 // async proxy itself are ordered. One of a thread is ordered if that thread fenced after it and the issuer knows of that fence, or
 // if the issuer fenced after it knew of the access. A fence of a thread covers those of its cp.async that it has waited for.
 bool Machine::ordered_for_async_proxy(Lane const& issuer, Access const& earlier) const {
-  if (issuer.proxy_fenced.epoch && issuer.proxy_fenced.known_of(earlier.cta, earlier.agent) >= earlier.epoch) return true;
+  if (issuer.proxy_fenced.epoch && issuer.proxy_fenced.known_for_writes(earlier.cta, earlier.agent) >= earlier.epoch) return true;
   Cta const& cta = issuer.cta->cluster->cta(earlier.cta);
   Lane const* const copier = cta.copier(earlier.agent);
   if (earlier.agent >= request_.threads && !copier) return true;
   Lane const& thread = copier ? *copier : cta.lanes[earlier.agent];
-  uint32_t const known = issuer.knowledge.known_of(earlier.cta, thread.knowledge.thread);
+  uint32_t const known = issuer.knowledge.known_for_writes(earlier.cta, thread.knowledge.thread);
   if (copier) {
     Knowledge const& fenced = thread.proxy_fenced;
     return fenced.epoch && fenced.epoch < known && fenced.copies_completed >= earlier.epoch;

@@ -262,7 +262,9 @@ void Machine::mbarrier_arrive(Lane& lane, Operation const& operation) {
   barrier->bytes += operation.bytes;
   if (!operation.flag) return;  // mbarrier.expect_tx
   if (operation.second) *static_cast<uint64_t*>(const_cast<void*>(operation.second)) = barrier->phase & 1;
-  barrier->gathered.add(lane.knowledge);
+  bool const remote = &cta != lane.cta;
+  barrier->gathered.add(lane.knowledge, remote);  // between CTAs, the scope of a CTA only orders later writes
+  if (remote && operation.in_cluster) barrier->gathered_in_cluster.add(lane.knowledge);
   ++lane.knowledge.epoch;
   count_arrival(lane, cta, *barrier, operation.site, operation.number ? operation.number : 1);
 }
@@ -280,6 +282,13 @@ void Machine::count_arrival(Lane const& lane, Cta& cta, Mbarrier& barrier, Site 
 
 void Machine::end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site) {
   if (barrier.pending || barrier.bytes) return;
+  for (AsyncStore const& store : async_stores_) {
+    if (store.cta != &cta || &cta.mbarriers.at(store.barrier) != &barrier || store.phase != barrier.phase) continue;
+    findings_.add("mbarrier", site, [&] {
+      return text("CTA %u: a phase of the mbarrier at byte %zu ends while st.async are in flight: too few bytes are expected",
+                  cta.number, store.barrier);
+    });
+  }
   for (BoxLoad const& load : box_loads_) {
     if (load.cta != &cta || &cta.mbarriers.at(load.barrier) != &barrier || load.phase != barrier.phase) continue;
     findings_.add("mbarrier", site, [&] {
@@ -293,6 +302,11 @@ void Machine::end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site) {
   barrier.gathered.add(barrier.done);
   barrier.gathered.set(cta.number, barrier.agent, barrier.phase);
   barrier.done = barrier.gathered.clock();
+  if (barrier.stores_agent != no_agent) barrier.gathered_in_cluster.set(cta.number, barrier.stores_agent, barrier.phase);
+  if (!barrier.gathered_in_cluster.empty()) {
+    barrier.gathered_in_cluster.add(barrier.done_in_cluster);
+    barrier.done_in_cluster = barrier.gathered_in_cluster.clock();
+  }
   cta.cluster->wake();
 }
 
@@ -307,6 +321,7 @@ void Machine::mbarrier_wait(Lane& lane, Operation const& operation) {
   if (!barrier || !barrier->done) return;
   if (phase_end_.what() != barrier->done.get()) phase_end_ = ClockUpdate(barrier->done);
   phase_end_.apply(lane.knowledge);
+  if (operation.in_cluster && barrier->done_in_cluster) ClockUpdate(barrier->done_in_cluster).apply(lane.knowledge);
 }
 
 // A thread that asks in a loop lets others run first.

@@ -25,7 +25,7 @@ void Machine::execute(Warp& warp, uint32_t lanes) {
       if (kind == Kind::cp_async) {
         shared.add(index, operation.to);
         if (operation.flag) global.add(index, operation.from);
-      } else if (kind == Kind::load || kind == Kind::store) {
+      } else if (kind == Kind::load || kind == Kind::store || kind == Kind::store_async) {
         (operation.space == Space::shared ? shared : global).add(index, kind == Kind::load ? operation.from : operation.to);
       }
       execute_lane(warp.lanes[index], operation, cost);
@@ -54,6 +54,7 @@ void Machine::execute_lane(Lane& lane, Operation& operation, SiteCost& cost) {
     case Kind::mbarrier_arrive_after_copies: mbarrier_arrive_after_copies(lane, operation); break;
     case Kind::mbarrier_wait: mbarrier_wait(lane, operation); break;
     case Kind::mbarrier_test: mbarrier_test(lane, operation); break;
+    case Kind::store_async: store_async(lane, operation, cost); break;
     case Kind::tma_prefetch: check_box(lane, operation, map_of(operation), nullptr); break;
     case Kind::tma_load: tma_load(lane, operation, cost); break;
     case Kind::tma_store: tma_store(lane, operation, cost); break;
@@ -129,15 +130,20 @@ void Machine::execute_load(Lane& lane, Operation& operation, SiteCost& cost) {
 }
 
 void Machine::execute_store(Lane& lane, Operation& operation, SiteCost& cost) {
+  void* to = operation.to;
   if (operation.space == Space::shared) {
-    if (!check_shared(lane, operation, operation.to, operation.bytes)) return;
-    record_shared(lane, operation, operation.to, operation.bytes, true);
-    if (!atomics_.empty()) atomics_.erase(reinterpret_cast<uintptr_t>(operation.to));  // a plain write releases nothing
+    Cta* const cta = operation.threads ? cta_of_rank(lane, operation, operation.threads - 1) : lane.cta;
+    if (!cta || !check_shared(lane, operation, to, operation.bytes)) return;
+    Access const me = access_of(lane, operation);
+    record_shared(lane, operation, *cta, to, operation.bytes, true, me);
+    if (cta != lane.cta) cta->record_remote_access(me, operation.site);
+    to = cta->arena + reinterpret_cast<uintptr_t>(to) % shared_window;
+    if (!atomics_.empty()) atomics_.erase(reinterpret_cast<uintptr_t>(to));  // a plain write releases nothing
   } else {
-    if (!check_global(lane, operation, operation.to, operation.bytes, true)) return;
-    record_global_write(lane, operation, operation.to, operation.bytes, operation.from, access_of(lane, operation));
+    if (!check_global(lane, operation, to, operation.bytes, true)) return;
+    record_global_write(lane, operation, to, operation.bytes, operation.from, access_of(lane, operation));
   }
-  memcpy(operation.to, operation.from, operation.bytes);
+  memcpy(to, operation.from, operation.bytes);
   cost.bytes += operation.bytes;
 }
 

@@ -171,6 +171,8 @@ void Machine::finish(Cluster& cluster) {
   cluster.resident = false;
   auto of_cluster = [&](BoxLoad const& load) { return load.cta->cluster == &cluster; };
   box_loads_.erase(std::remove_if(box_loads_.begin(), box_loads_.end(), of_cluster), box_loads_.end());
+  auto to_cluster = [&](AsyncStore const& store) { return store.cta->cluster == &cluster; };
+  async_stores_.erase(std::remove_if(async_stores_.begin(), async_stores_.end(), to_cluster), async_stores_.end());
   auto by_cluster = [&](CopyArrival const& arrival) { return arrival.lane->cta->cluster == &cluster; };
   copy_arrivals_.erase(std::remove_if(copy_arrivals_.begin(), copy_arrivals_.end(), by_cluster), copy_arrivals_.end());
   resident_.erase(std::remove_if(resident_.begin(), resident_.end(), [&](Cta* cta) { return cta->cluster == &cluster; }),
@@ -260,7 +262,7 @@ void Machine::exit_cta(Cta const& cta) {
     });
   }
   for (auto const& [agent, visit] : cta.remote_accesses) {
-    auto knows = [&visit = visit](Lane const& lane) { return lane.knowledge.knows(visit.access); };
+    auto knows = [&visit = visit](Lane const& lane) { return lane.knowledge.writes_after(visit.access); };
     if (std::any_of(cta.lanes.begin(), cta.lanes.end(), knows)) continue;
     findings_.add(visit.access.cta == cta.number ? "pending" : "cluster", visit.site, [&visit = visit, &cta, this] {
       return text("CTA %u ends without synchronization after the access to its shared memory by %s", cta.number,

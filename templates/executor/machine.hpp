@@ -112,6 +112,10 @@ class Machine {
   void end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site);
   Mbarrier const* awaited_mbarrier(Lane const& lane) const;
 
+  // ---- st.async: async_copies.hpp ----
+  void store_async(Lane& lane, Operation const& operation, SiteCost& cost);
+  void complete_async_store(size_t store);
+
   // ---- cp.async: async_copies.hpp ----
   void cp_async(Lane& lane, Operation& operation, SiteCost& cost);
   bool check_copy_source(Lane const& lane, Operation const& operation, uint32_t copied);
@@ -178,6 +182,7 @@ class Machine {
   std::vector<Cta*> resident_;              // CTAs that run, in the adversary's order
   std::vector<uint32_t> waiting_clusters_;  // clusters that have not started, the next one last
   std::vector<BoxLoad> box_loads_;          // in flight
+  std::vector<AsyncStore> async_stores_;    // in flight
   std::vector<CopyArrival> copy_arrivals_;  // pending
   ClockUpdate phase_end_;                   // of the last mbarrier wait; shared by all threads that wait for it
   ClockUpdate previous_launches_;

@@ -26,6 +26,7 @@ enum class Kind : uint8_t {
   mbarrier_arrive_after_copies,
   mbarrier_wait,
   mbarrier_test,
+  store_async,
   tma_prefetch,
   tma_load,
   tma_store,
@@ -91,6 +92,12 @@ struct WgmmaRegisters {
   bool any_accessed = false;  // false: no token is `accessed`
 };
 
+// st.async: the mbarrier that counts the bytes, and 1 + the rank of its CTA, or 0.
+struct StoreAsyncArguments {
+  void* barrier;
+  uint32_t rank;
+};
+
 // An atomic operation on one number in memory. `apply` reads the number and writes the new one, if it `writes`.
 struct AtomicArguments {
   void (*apply)(AtomicArguments& self, void* memory);
@@ -118,6 +125,7 @@ struct Operation {
   // wmma_load: transpose; setmaxnreg: increase; mma of depth 8: two instructions; mbarrier_init: false ends the mbarrier;
   // mbarrier_arrive: false only expects bytes
   bool flag = true;
+  bool in_cluster = false;     // mbarrier_arrive, mbarrier_wait, mbarrier_test: in the scope of the cluster, not of the CTA
   Element in = Element::f16;   // mma, wgmma: type of a and b
   Element acc = Element::f32;  // mma, wgmma: type of d
   uint32_t bytes = 0;          // bytes that a lane accesses; mbarrier_arrive: bytes to expect
@@ -125,7 +133,7 @@ struct Operation {
   // mbarrier_init: arrival count; mbarrier_arrive: arrivals, 0 for 1; warp_barrier, elect_one, shuffle, vote: members, 0 for all;
   // ldmatrix, stmatrix: matrices; wmma_load: pitch; mma: depth; setmaxnreg: registers
   uint32_t number = 0;
-  uint32_t threads = 0;          // barriers: participants, 0 for the whole CTA; mbarrier_arrive, load: 1 + rank of a CTA, or 0
+  uint32_t threads = 0;          // barriers: participants, 0 for the whole CTA; mbarrier_arrive, load, store: 1 + rank of a CTA, or 0
   // memory to write, or the mbarrier; mma, wgmma: d; ldmatrix, wmma_load, shuffle: registers; other wgmma operations of PTX:
   // WgmmaRegisters
   void* to = nullptr;

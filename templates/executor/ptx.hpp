@@ -24,6 +24,7 @@ enum class At : uint8_t { global, shared, shared_cluster, generic };
 
 void load(int line, At space, void* to, uint64_t address, uint32_t bytes);
 void store(int line, At space, uint64_t address, void const* from, uint32_t bytes);
+void store_async(int line, uint64_t address, void const* from, uint32_t bytes, uint64_t barrier);
 void atomic(int line, At space, uint64_t address, uint32_t bytes, AtomicArguments& arguments);
 
 // An atomic operation: `update` computes the new number from the old one, a and b. Returns the old one.
@@ -66,11 +67,11 @@ void warp_barrier(int line, uint32_t members);
 void mbarrier_init(int line, uint64_t address, uint32_t arrivals);
 void mbarrier_invalidate(int line, uint64_t address);
 // Returns the parity of the phase in which the thread arrives.
-uint64_t mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals = 1);
+uint64_t mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals, bool in_cluster);
 void mbarrier_expect(int line, At space, uint64_t address, uint32_t bytes);
-bool mbarrier_test(int line, uint64_t address, uint32_t parity);
+bool mbarrier_test(int line, uint64_t address, uint32_t parity, bool in_cluster);
 void mbarrier_arrive_after_copies(int line, uint64_t address);
-void mbarrier_wait(int line, uint64_t address, uint32_t parity);
+void mbarrier_wait(int line, uint64_t address, uint32_t parity, bool in_cluster);
 
 void tma_prefetch(int line, uint64_t map);
 // The coordinates of a box in a tensor of 1 to 5 dimensions.

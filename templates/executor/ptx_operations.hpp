@@ -80,6 +80,16 @@ void store(int line, At space, uint64_t address, void const* from, uint32_t byte
   write.bytes = bytes;
   executor::perform(write);
 }
+void store_async(int line, uint64_t address, void const* from, uint32_t bytes, uint64_t barrier) {
+  ClusterAddress const its_barrier = in_cluster(barrier);
+  StoreAsyncArguments const arguments = {its_barrier.pointer, its_barrier.rank};
+  Operation write = operation(line, Kind::store_async);
+  write.to = locate(write, At::shared_cluster, address);
+  write.from = from;
+  write.bytes = bytes;
+  write.second = &arguments;
+  executor::perform(write);
+}
 void atomic(int line, At space, uint64_t address, uint32_t bytes, AtomicArguments& arguments) {
   Operation update = operation(line, Kind::fetch_add);
   update.to = locate(update, space, address);
@@ -181,11 +191,11 @@ void mbarrier_invalidate(int line, uint64_t address) {
   end.to = own(address);
   executor::perform(end);
 }
-uint64_t mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals) {
+uint64_t mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals, bool in_cluster) {
   uint64_t parity = 0;
   Operation arrive = operation(line, Kind::mbarrier_arrive);
   arrive.number = arrivals;
-  arrive.number = arrivals;
+  arrive.in_cluster = in_cluster;
   arrive.to = locate(arrive, space, address);
   arrive.second = &parity;
   arrive.bytes = bytes;
@@ -199,9 +209,10 @@ void mbarrier_expect(int line, At space, uint64_t address, uint32_t bytes) {
   expect.flag = false;
   executor::perform(expect);
 }
-bool mbarrier_test(int line, uint64_t address, uint32_t parity) {
+bool mbarrier_test(int line, uint64_t address, uint32_t parity, bool in_cluster) {
   bool ended = false;
   Operation test = operation(line, Kind::mbarrier_test);
+  test.in_cluster = in_cluster;
   test.to = own(address);
   test.number = parity & 1;
   test.second = &ended;
@@ -213,8 +224,9 @@ void mbarrier_arrive_after_copies(int line, uint64_t address) {
   arrive.to = own(address);
   executor::perform(arrive);
 }
-void mbarrier_wait(int line, uint64_t address, uint32_t parity) {
+void mbarrier_wait(int line, uint64_t address, uint32_t parity, bool in_cluster) {
   Operation wait = operation(line, Kind::mbarrier_wait);
+  wait.in_cluster = in_cluster;
   wait.to = own(address);
   wait.number = parity & 1;
   executor::perform(wait);

@@ -20,7 +20,10 @@ namespace hgemm::executor {
 // ---- Vector clocks -------------------------------------------------------------------------------------------------
 
 constexpr uint16_t no_agent = 0xffff;
-constexpr uint32_t previous_launches = 0xffffffff;  // a pseudo CTA; epoch 1 of its agent 0 is the end of all previous launches
+// What is known by a synchronization in the scope of a CTA with another CTA has this bit in the number of its CTA. It orders later
+// writes, but reads need not see earlier writes.
+constexpr uint32_t for_writes = 0x80000000;
+constexpr uint32_t previous_launches = 0x7fffffff;  // a pseudo CTA; epoch 1 of its agent 0 is the end of all previous launches
 
 struct Access {
   uint32_t epoch = 0;  // 0: none
@@ -112,6 +115,11 @@ struct Knowledge {
     return epochs && agent < epochs->known.size() ? epochs->known[agent] : 0;
   }
   bool knows(Access const& access) const { return access.epoch <= known_of(access.cta, access.agent); }
+  // Whether a write of the thread is ordered after an access.
+  bool writes_after(Access const& access) const { return access.epoch <= known_for_writes(access.cta, access.agent); }
+  uint32_t known_for_writes(uint32_t other_cta, uint16_t agent) const {
+    return std::max(known_of(other_cta, agent), known_of(other_cta | for_writes, agent));
+  }
 };
 
 // Builds the union of several clocks.
@@ -122,16 +130,33 @@ class ClockUnion {
     latest_ = clock;
     for (auto const& epochs : clock->ctas) add(epochs);
   }
-  void add(Knowledge const& thread) {
-    add(thread.clock);
-    set(thread.cta, thread.thread, thread.epoch);
-    if (thread.copies != no_agent) set(thread.cta, thread.copies, thread.copies_completed);
+  // `only_for_writes`: the knowledge only orders writes, except that of previous launches.
+  void add(Knowledge const& thread, bool only_for_writes = false) {
+    uint32_t const mark = only_for_writes ? for_writes : 0;
+    if (!only_for_writes) {
+      add(thread.clock);
+    } else if (thread.clock) {
+      latest_ = Ref<Clock>();
+      for (auto const& epochs : thread.clock->ctas) {
+        if (epochs->cta == previous_launches) {
+          add(epochs);
+          continue;
+        }
+        auto& known = writable(epochs->cta | for_writes).known;
+        auto const& more = epochs->known;
+        if (known.size() < more.size()) known.resize(more.size());
+        for (size_t i = 0; i < more.size(); ++i) known[i] = std::max(known[i], more[i]);
+      }
+    }
+    set(thread.cta | mark, thread.thread, thread.epoch);
+    if (thread.copies != no_agent) set(thread.cta | mark, thread.copies, thread.copies_completed);
   }
   void set(uint32_t cta, uint16_t agent, uint32_t epoch) {
     auto& known = writable(cta).known;
     if (known.size() <= agent) known.resize(agent + 1);
     known[agent] = std::max(known[agent], epoch);
   }
+  bool empty() const { return parts_.empty(); }
   Ref<Clock> clock() {
     Ref<Clock> result(new Clock);
     for (auto& part : parts_) result->ctas.push_back(part.epochs);
@@ -416,10 +441,10 @@ class Shadow {
   void check_write(Cell const& cell, size_t at, Knowledge const& writer, Conflict& conflict, EarlierAccess& visit) const {
     if (conflict.clash != ConflictKind::none) return;
     visit(cell.write, at);
-    if (!writer.knows(cell.write)) conflict = {ConflictKind::write, cell.write, at};
+    if (!writer.writes_after(cell.write)) conflict = {ConflictKind::write, cell.write, at};
     auto check = [&](Access const& read) {
       visit(read, at);
-      if (!writer.knows(read)) conflict = {ConflictKind::read, read, at};
+      if (!writer.writes_after(read)) conflict = {ConflictKind::read, read, at};
     };
     for (int i = 0; i < cell.read_count; ++i) check(cell.reads[i]);
     if (cell.more_reads) {

@@ -87,6 +87,7 @@ inline char const* name_of(Kind kind) {
       "load", "store", "fetch_add", "global_fence",
       "cp_async", "cp_async_commit", "cp_async_wait",
       "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_arrive_after_copies", "mbarrier_wait", "mbarrier_test",
+      "store_async",
       "tma_prefetch", "tma_load", "tma_store", "tma_store_commit", "tma_store_wait_read", "async_proxy_fence",
       "next_launch_may_begin", "await_previous_launches",
       "barrier_sync", "barrier_arrive", "warp_barrier", "elect_one", "shuffle", "vote", "cluster_arrive", "cluster_wait",

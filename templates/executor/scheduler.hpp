@@ -149,13 +149,18 @@ void Machine::complete_some() {
       if (random(2)) complete_store(store, lane);
     }
   }
+  while (!async_stores_.empty() && random(8)) complete_async_store(random(uint32_t(async_stores_.size())));
   if (!box_loads_.empty() && random(2)) complete_load(random(uint32_t(box_loads_.size())));
   while (!copy_arrivals_.empty() && random(4)) complete_arrival(random(uint32_t(copy_arrivals_.size())));
   compute_some_wgmma(cta.warpgroups[size_t(warp.index) / 4], cta);
 }
 
-// Completes one TMA load or one arrival of copies. This is the last possible moment: nothing else can run.
+// Completes one TMA load, st.async or arrival of copies. This is the last possible moment: nothing else can run.
 bool Machine::complete_next() {
+  if (box_loads_.empty() && !async_stores_.empty()) {
+    complete_async_store(request_.order == HGEMM_ANY_ORDER ? random(uint32_t(async_stores_.size())) : 0);
+    return true;
+  }
   uint32_t const count = uint32_t(box_loads_.empty() ? copy_arrivals_.size() : box_loads_.size());
   if (!count) return false;
   size_t const next = request_.order == HGEMM_ANY_ORDER ? random(count) : request_.order == HGEMM_AHEAD_HIGH ? count - 1 : 0;

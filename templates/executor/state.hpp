@@ -111,8 +111,21 @@ struct Mbarrier {
   int64_t bytes = 0;  // still to come
   uint32_t phase = 0;
   uint16_t agent = no_agent;  // of the TMA writes that it counts; their epoch is 1 + the phase in which they complete
-  ClockUnion gathered;
-  Ref<Clock> done;  // what a thread learns when it sees the end of a phase
+  uint16_t stores_agent = no_agent;  // the same of its st.async, if there are any
+  // What threads learn when they see the end of a phase, and what those learn in addition that wait in the scope of the cluster.
+  ClockUnion gathered, gathered_in_cluster;
+  Ref<Clock> done, done_in_cluster;
+};
+
+// A st.async in flight.
+struct AsyncStore {
+  unsigned char* to;
+  unsigned char value[16];
+  uint32_t bytes;
+  Cta* cta;
+  size_t barrier;  // offset in shared memory
+  uint32_t phase;  // of the mbarrier at the issue
+  Site site;
 };
 
 // A TMA load in flight.

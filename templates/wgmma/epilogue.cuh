@@ -392,11 +392,10 @@ struct Epilogue {
   HGEMM_DEVICE void run_share(void const* partials, int split, int batch, int row_first, int column_first) {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
     HGEMM_NO_UNROLL
-    for (int index = split; index < Partials::mma_m * subtiles; index += Policy::splits) {
+    for (int index = split; index < Partials::subtiles; index += Policy::splits) {
       EpilogueSubtile<false> subtile;
       subtile.place(index, batch, row_first, column_first);
-      int const first_group = index % subtiles * (parts * columns / 8);
-      Partials::add_partials(subtile.bits, partials, index / subtiles, first_group, parts * subtile.count / 8);
+      Partials::add_partials(subtile.bits, partials, index / Policy::splits, parts * subtile.count / 8);
       finish_subtile<false, Policy::bias>(subtile, adds_c);
     }
   }

@@ -84,7 +84,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   using Accumulators = WarpgroupAccumulators<Policy>;
   using Threads = ConsumerThreads<Policy>;
   using Place = ClusterPlace<Policy>;
-  using InCluster = SplitKCluster<Policy, Accumulators, Threads>;
+  using InCluster = SplitKCluster<Policy, Accumulators, Threads, Epilogue<Policy>>;
   using Tiles = typename SchedulerOf<ClusterTile<Policy>>::Type;
 
   static constexpr bool by_tma = Policy::copy == Copy::tma;
@@ -95,7 +95,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   static_assert(Policy::threads == Policy::consumers * 128 + (Policy::producer_registers > 0 || !by_tma ? 128 : 32),
                 "the producer has 32 threads, or 128 if it uses setmaxnreg or cp.async");
   static_assert(!in_cluster || (Place::size == 1 && sizeof(typename Mainloop<Policy>::Shared) >= InCluster::bytes),
-                "split_k_cluster requires cluster_m = cluster_n = 1, and stages that can hold the partials of a tile");
+                "split_k_cluster requires cluster_m = cluster_n = 1, and stages that can hold the partials of a share");
 
   HGEMM_SHARED(SharedStorage<Policy>, shared);
 
@@ -214,15 +214,13 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         }
       } else if constexpr (in_cluster) {
         if (mine.k.count == 0) accumulators.clear();
-        InCluster::store_partials(accumulators, &shared.mainloop);
-        InCluster::meet(&shared.barriers.order[0]);
+        InCluster::exchange(accumulators, &shared.mainloop, shared.barriers.order, work.split);
         epilogue.template run_share<InCluster>(&shared.mainloop, work.split, work.batch, mine.m_first + m_offset, mine.n_first);
       } else {
         epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
       }
     }
     epilogue.finish();
-    if constexpr (in_cluster) InCluster::meet(&shared.barriers.order[1]);  // the other CTAs have read this CTA's shared memory
   } else {
     // ---- Producer --------------------------------------------------------------------------------------------------
     if constexpr (Policy::producer_registers > 0) atoms::setmaxnreg_dec<Policy::producer_registers>();

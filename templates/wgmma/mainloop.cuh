@@ -100,7 +100,8 @@ struct Mainloop : PipelineOf<Policy>::Type {
   static constexpr int mma_per_k_tile = Policy::consumer_m / 64 * (Policy::tile_k / wgmma_k);  // of a warpgroup
 
   struct Barriers : Pipeline::Barriers {
-    // Pingpong: the other consumer has multiplied its tile. split_k_cluster: all CTAs have stored their partials, or read them.
+    // Pingpong: the other consumer has multiplied its tile. split_k_cluster: all CTAs have read their stages; this CTA has
+    // received its partials.
     uint64_t order[2];
   };
 
@@ -114,7 +115,7 @@ struct Mainloop : PipelineOf<Policy>::Type {
     constexpr int arrivals = Policy::schedule == Schedule::split_k_cluster ? Policy::splits : 1;
     Pipeline::init(barriers, readers);
     atoms::mbarrier_init(&barriers.order[0], arrivals);
-    atoms::mbarrier_init(&barriers.order[1], arrivals);
+    atoms::mbarrier_init(&barriers.order[1], 1);
   }
 
   // ---- Consumers: warpgroups --------------------------------------------------------------------------------------

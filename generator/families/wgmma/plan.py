@@ -146,9 +146,11 @@ class WgmmaPlan(Plan):
         return stages_bytes(self.spec.stages, self.a, self.b)
 
     @property
-    def accumulator_bytes(self) -> int:
-        """A tile's accumulators as floats. CTAs of split_k_cluster write them over the stages."""
-        return self.tile.m * self.tile.n * 4
+    def partial_bytes(self) -> int:
+        """What a CTA of split_k_cluster receives over its stages: from each CTA, the floats of the subtiles that it finishes."""
+        splits, columns = self.spec.schedule.splits, self.d.subtile_columns * accumulators_of(self.spec.epilogue)
+        subtiles = self.consumer_rows // ROWS_PER_WARPGROUP * -(-self.tile.n // columns)
+        return splits * -(-subtiles // splits) * columns * ROWS_PER_WARPGROUP * max(1, self.spec.consumers) * 4
 
     @property
     def barrier_bytes(self) -> int:

@@ -364,9 +364,9 @@ def splits(plan: Plan) -> str | None:
         return f"schedule is {spec.schedule}; a cluster has {CLUSTER_SPLITS[0]} to {CLUSTER_SPLITS[-1]} CTAs"
     if spec.cluster.ctas > 1:
         return f"schedule is {spec.schedule} with cluster {spec.cluster}; it requires cluster 1x1"
-    if plan.accumulator_bytes > plan.mainloop_bytes:
+    if plan.partial_bytes > plan.mainloop_bytes:
         return (
-            f"schedule is {spec.schedule}; accumulators of {plan.accumulator_bytes:,} B do not fit into "
+            f"schedule is {spec.schedule}; partials of {plan.partial_bytes:,} B do not fit into "
             f"{plan.mainloop_bytes:,} B of stages"
         )
     return None
