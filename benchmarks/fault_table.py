@@ -144,7 +144,7 @@ MMA_SYNC = (
     ),
     Fault(
         "epilogue rows overwritten before they are stored",
-        At("store_through_shared", "barrier()", after="store_rows<Bias::none>(").drop(),
+        At("store_through_shared", "barrier()", after="reduce_rows(").drop(),
         {**PIPELINED, "warp_tile": "32x16"},
         WHOLE,
         ("race",),
@@ -1243,6 +1243,11 @@ EXPRESSION_90 = {"arch": "sm_90a", "tile": "64x24x64", "epilogue": _FORMULA}
 _PAIR = "residual: Matrix; silu(gate) * up + bias + residual"
 PAIR = {**_CP_ASYNC, "epilogue": _PAIR}
 PAIR_90 = {"arch": "sm_90a", "tile": "64x80x64", "epilogue": _PAIR}
+_RESULTS = "y = acc + 1.5 + bias; (y, f32(y * 0.5), row_max(y), row_sum(y))"
+RESULTS = {"arch": "sm_80", "tile": "64x64x32", "epilogue": _RESULTS}
+RESULTS_DIRECT = {**RESULTS, "store": "direct"}
+RESULTS_90 = {"arch": "sm_90a", "tile": "64x24x64", "epilogue": _RESULTS}
+SEVERAL_TILES = "65x150x40,33x41x40@2"
 PAIRED_SHAPES = "32x64x80,33x48x75@2"
 RAGGED_BATCHES = "33x41x40,33x41x40@2,33x41x40,33x41x40@3"
 """Every second case passes its scalars by pointer, one for each matrix of the batch."""
@@ -1358,6 +1363,77 @@ EXPRESSIONS = (
         At("EpilogueSubtile::place", "first_column / parts + column").replace("first_column + column"),
         PAIR_90,
         "65x160x70",
+        (NUMBERS,),
+    ),
+    # ---- Further results, and reductions of rows
+    Fault(
+        "a further result without its rows",
+        At("OutOfNeighbours::Of::store", "at.row * aux.leading + at.column").replace("at.column"),
+        RESULTS,
+        SEVERAL_TILES,
+        (NUMBERS, "write_once"),
+    ),
+    Fault(
+        "wgmma: a further result without its rows",
+        At("OutOfSubtile::Of::store", "pair.m * aux.leading + pair.n").replace("pair.n"),
+        RESULTS_90,
+        SEVERAL_TILES,
+        (NUMBERS, "write_once"),
+    ),
+    Fault(
+        "a reduction before the other lanes have stored",
+        At("store_through_shared", "barrier()", after="if constexpr (reduces)", occurrence=1).drop(),
+        {**RESULTS, "warp_tile": "32x32"},
+        SEVERAL_TILES,
+        ("race",),
+    ),
+    Fault(
+        "a reduction of one lane of four",
+        At("store_direct_reduced", "reduce_quad(partials[half])").drop(),
+        RESULTS_DIRECT,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "a reduction that goes on in the next rows",
+        At("store_direct_reduced", "index % blocks == 0").replace("index == 0"),
+        RESULTS_DIRECT,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: a reduction of columns beyond D",
+        At("OutOfSubtile::Of::reduce", "e % 2 < at.pairs.columns()").replace("e % 2 >= 0"),
+        RESULTS_90,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "a largest number of at least 0",
+        At("reduction_start", "atoms::bits_float(0xff800000u)").replace("0.f"),
+        {**RESULTS, "epilogue": "(acc, row_max(-1.0 - abs(acc)))"},
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "rows reduced before the last tile",
+        At("RowReduction::finish", "tiles_n, is_last").replace("tiles_n > 1 ? tiles_n - 1 : tiles_n, is_last"),
+        RESULTS,
+        SEVERAL_TILES,
+        ("race", "numbers", "poison"),
+    ),
+    Fault(
+        "rows reduced without the first panel",
+        At("RowReduction::finish", "int panel = 0").replace("int panel = 1"),
+        RESULTS_90,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "counter of a row of tiles left",
+        At("RowReduction::finish", "st_global(counter, 0u)").drop(),
+        RESULTS_90,
+        SEVERAL_TILES,
         (NUMBERS,),
     ),
     Fault(

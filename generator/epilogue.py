@@ -98,9 +98,9 @@ def expression_of(text: str) -> Epilogue | None:
 
 
 def operands_bytes(text: str) -> int:
-    """Return the bytes that the inputs add to the problem, a kernel's first argument."""
+    """Return the bytes that inputs and further outputs add to the problem, a kernel's first argument."""
     found = expression_of(text)
-    return AUX_BYTES * len(found.operands) if found else 0
+    return AUX_BYTES * (len(found.operands) + len(found.outputs)) if found else 0
 
 
 def is_long(text: str) -> bool:
@@ -109,16 +109,22 @@ def is_long(text: str) -> bool:
     return bool(found) and found.steps > _LONG_STEPS
 
 
-def count_of(text: str, *kinds: str) -> int:
-    """Return how many inputs of an expression are of these kinds."""
+def reduces(text: str) -> bool:
+    """Tell whether an expression reduces rows."""
     found = expression_of(text)
-    return sum(one.kind in kinds for one in found.operands) if found else 0
+    return bool(found and found.reductions)
+
+
+def count_of(text: str, *kinds: str) -> int:
+    """Return how many inputs and further results of an expression are of these kinds."""
+    found = expression_of(text)
+    return sum(one.kind in kinds for one in (*found.operands, *found.outputs)) if found else 0
 
 
 def template_values(text: str, dtype_d: str) -> dict[str, Any]:
     """Return the template values of an epilogue: the type of the kernel's problem, and the expression, "" without one."""
     found = expression_of(text)
-    count = len(found.operands) if found else 0
+    count = len(found.operands) + len(found.outputs) if found else 0
     return {
         "problem": f"ProblemWith<{count}>" if count else "Problem",
         "expression": in_cpp(found, dtype_d) if found else "",
@@ -139,7 +145,8 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
         [
             *(f"  // {line}" for line in _wrapped(epilogue.formula)),
             "  struct Expression {",
-            f"    static constexpr int operands = {len(operands)}, accumulators = {2 if epilogue.gated else 1};",
+            f"    static constexpr int operands = {len(operands) + len(epilogue.outputs)};",
+            f"    static constexpr int accumulators = {2 if epilogue.gated else 1}, reductions = {len(epilogue.reductions)};",
             "",
             "    template <template <hgemm::AuxKind, class, int> class Of>",
             "    struct Inputs {",
@@ -148,14 +155,59 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
             f"      HGEMM_DEVICE void load(Place const& at) {{{loads} }}",
             "    };",
             "",
-            "    template <class Given, class... At>",
-            f"    HGEMM_DEVICE static float apply({accumulators}, Given const& given, hgemm::Problem const& problem, At... at) {{",
+            *_outputs(epilogue, dtype_d),
+            "    template <class Given, class Out, class... At>",
+            f"    HGEMM_DEVICE static float apply({accumulators}, Given const& given, Out& outputs, "
+            "hgemm::Problem const& problem, At... at) {",
             *lines,
-            f"      return {_name(epilogue, len(epilogue.nodes) - 1)};",
+            *(f"      outputs.{one.name}_.put({_name(epilogue, one.node)}, at...);" for one in epilogue.outputs),
+            f"      return {_name(epilogue, epilogue.result)};",
             "    }",
             "  };",
         ]
     )
+
+
+def _outputs(epilogue: Epilogue, dtype_d: str) -> list[str]:
+    """Return the lines that declare the results after D."""
+    if not epilogue.outputs:
+        return [
+            "    template <template <hgemm::OutKind, class, int, int> class Of>",
+            "    using Outputs = hgemm::NoOutputs;",
+            "",
+        ]
+    members, slots = [], []
+    for at, one in enumerate(epilogue.outputs, len(epilogue.operands)):
+        kind = f"hgemm::OutKind::{f'row_{one.reduce}' if one.reduce else 'matrix'}"
+        members.append(
+            f"      Of<{kind}, hgemm::{one.of(dtype_d)}, {at}, {len(slots) if one.reduce else -1}> {one.name}_;"
+        )
+        slots += [(kind, at)] if one.reduce else []
+    names = [f"{one.name}_" for one in epilogue.outputs]
+    chosen = [
+        f"    HGEMM_DEVICE static constexpr {kind} {name}(int slot) {{ return {_by_slot([slot[at] for slot in slots])}; }}"
+        for at, (kind, name) in enumerate((("hgemm::OutKind", "reduction_kind"), ("int", "reduction_index")))
+        if slots
+    ]
+    return [
+        "    template <template <hgemm::OutKind, class, int, int> class Of>",
+        "    struct Outputs {",
+        *members,
+        "      template <class Place>",
+        f"      HGEMM_DEVICE void store(Place const& at) const {{ {' '.join(f'{name}.store(at);' for name in names)} }}",
+        "      template <class Place, class Partials>",
+        "      HGEMM_DEVICE void reduce(Place const& at, Partials& partials) const {",
+        *(f"        {name}.reduce(at, partials);" for name in names),
+        "      }",
+        "    };",
+        *chosen,
+        "",
+    ]
+
+
+def _by_slot(values: list[Any]) -> str:
+    *others, last = values
+    return "".join(f"slot == {at} ? {value} : " for at, value in enumerate(others)) + f"{last}"
 
 
 _PLAIN = ("acc", "up", "constant")

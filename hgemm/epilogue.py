@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -32,6 +32,7 @@ OF_PROBLEM = ("alpha", "beta")
 """Names of scalars that a launch takes from its problem. They are host values."""
 HASH_DIGITS = 8
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+_OF_OUTPUT = re.compile(r"out[0-9]+", re.ASCII)
 PAIR = ("gate", "up")
 """The accumulators of a gated pair, in formulas and as the first arguments of a function."""
 PAIR_COLUMNS = 8
@@ -138,11 +139,42 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Output:
+    """A result beside D: a node as a matrix of type `dtype`, or reduced along the rows of D. An empty type is that of D.
+
+    Shapes: (m, n) for a matrix, (m,) in f32 for a reduction, whose kind is `column`.
+    """
+
+    node: int
+    dtype: str = ""
+    reduce: str = ""
+    name: str = field(default="", compare=False)
+
+    @property
+    def kind(self) -> str:
+        return "column" if self.reduce else "matrix"
+
+    def of(self, dtype_d: str) -> str:
+        """Return the type in a kernel whose D has this type."""
+        return "f32" if self.reduce else self.dtype or dtype_d
+
+
+REDUCTIONS = ("sum", "max")
+"""Reductions along a row of D."""
+MAX_REDUCTIONS = 4
+
+
+@dataclass(frozen=True)
 class Epilogue:
-    """A canonical expression. `nodes` come in the order of their use; each is used, and no two are equal. The last is D."""
+    """A canonical expression. `nodes` come in the order of their use; each is used, and no two are equal.
+
+    Fields: `result` is the node of D. `outputs` are further results, named out1, out2, ...
+    """
 
     inputs: tuple[Input, ...]
     nodes: tuple[Node, ...]
+    result: int
+    outputs: tuple[Output, ...] = ()
 
     @cached_property
     def text(self) -> str:
@@ -151,7 +183,10 @@ class Epilogue:
         nodes = [
             [node.op, *node.arguments, *([_short(node.value)] if node.op == "constant" else [])] for node in self.nodes
         ]
-        return json.dumps({"inputs": inputs, "nodes": nodes}, separators=(",", ":"))
+        document: dict[str, Any] = {"inputs": inputs, "nodes": nodes}
+        if self.outputs:
+            document |= {"result": self.result, "outputs": [[one.node, one.dtype, one.reduce] for one in self.outputs]}
+        return json.dumps(document, separators=(",", ":"))
 
     @cached_property
     def hash(self) -> str:
@@ -167,6 +202,11 @@ class Epilogue:
     def gated(self) -> bool:
         """Whether an element of D comes from a pair of columns of A B, which alternate in blocks of PAIR_COLUMNS."""
         return any(node.op == "up" for node in self.nodes)
+
+    @property
+    def reductions(self) -> tuple[Output, ...]:
+        """The outputs that are reduced along rows."""
+        return tuple(one for one in self.outputs if one.reduce)
 
     @property
     def steps(self) -> int:
@@ -196,6 +236,8 @@ class Epilogue:
             if node.op not in _LEAVES:
                 for argument in node.arguments:
                     uses[argument] += 1
+        for result in (self.result, *(one.node for one in self.outputs)):
+            uses[result] += 1
         written: list[tuple[str, bool]] = []  # the text of each node, and whether it needs parentheses as an operand
         names = 0
         for at, node in enumerate(self.nodes):
@@ -204,7 +246,15 @@ class Epilogue:
                 yield f"t{names} = {text}"
                 text, loose, names = f"t{names}", False, names + 1
             written.append((text, loose))
-        yield written[-1][0]
+        further = [
+            f"row_{one.reduce}({written[one.node][0]})"
+            if one.reduce
+            else f"{one.dtype}({written[one.node][0]})"
+            if one.dtype
+            else written[one.node][0]
+            for one in self.outputs
+        ]
+        yield f"({', '.join([written[self.result][0], *further])})" if further else written[self.result][0]
 
     def _formula(self, node: Node, written: Sequence[tuple[str, bool]]) -> tuple[str, bool]:
         if node.op in _ACCUMULATORS:
@@ -255,17 +305,18 @@ def as_f32(value: float) -> float:
 # ==== Canonical form ====
 
 
-def canonical(inputs: Sequence[Input], nodes: Sequence[Node], result: int) -> Epilogue:
-    """Return the canonical form of an expression: only what `result` uses, equal nodes once, in the order of use.
+def canonical(inputs: Sequence[Input], nodes: Sequence[Node], result: int, outputs: Sequence[Output] = ()) -> Epilogue:
+    """Return the canonical form of an expression: only what the results use, equal nodes once, in the order of use.
 
     Operations that commute take their arguments in a fixed order: results before leaves.
-    Raises: EpilogueError for too many nodes or inputs, for a result that is a condition or does not depend on the accumulator.
+    Raises: EpilogueError for too many nodes, inputs or outputs, for a result that is a condition, or a D that does not depend on
+        the accumulator.
     """
     digests = _digests(inputs, nodes)
     places: dict[str, int] = {}
     kept: list[Node] = []
     used: dict[Input, int] = {}
-    pending = [result]
+    pending = [*(one.node for one in reversed(outputs)), result]
     while pending:
         at = pending[-1]
         node = nodes[at]
@@ -288,17 +339,32 @@ def canonical(inputs: Sequence[Input], nodes: Sequence[Node], result: int) -> Ep
             kept.append(Node(node.op, tuple(places[digests[one]] for one in arguments)))
         if len(kept) > MAX_NODES:
             raise EpilogueError(f"the expression has more than {MAX_NODES} steps")
-    found = Epilogue(tuple(used), tuple(kept))
-    if kept[-1].is_condition:
+    further = tuple(
+        Output(places[digests[one.node]], one.dtype, one.reduce, f"out{at}") for at, one in enumerate(outputs, 1)
+    )
+    found = Epilogue(tuple(used), tuple(kept), places[digests[result]], further)
+    if any(kept[one].is_condition for one in (found.result, *(output.node for output in further))):
         raise EpilogueError("the result is a condition; write where(condition, x, y)")
-    if not any(node.op == "acc" for node in kept):
+    if not _reaches(kept, found.result, "acc"):
         missing = "gate, the first accumulator" if found.gated else "the accumulator, the first argument"
         raise EpilogueError(f"the result does not depend on {missing}")
     if found.gated and any(one.name in PAIR for one in found.inputs):
         raise EpilogueError(f"an input cannot be named {' or '.join(PAIR)} beside the accumulators of these names")
-    if len(found.operands) > MAX_INPUTS:
-        raise EpilogueError(f"the expression has {len(found.operands)} inputs; the limit is {MAX_INPUTS}")
+    if len(found.operands) + len(further) > MAX_INPUTS:
+        more = f" and {len(further)} further outputs" if further else ""
+        raise EpilogueError(f"the expression has {len(found.operands)} inputs{more}; the limit is {MAX_INPUTS}")
+    if len(found.reductions) > MAX_REDUCTIONS:
+        raise EpilogueError(f"the expression has {len(found.reductions)} reductions; the limit is {MAX_REDUCTIONS}")
     return found
+
+
+def _reaches(nodes: Sequence[Node], result: int, op: str) -> bool:
+    """Return whether a result depends on a node with this operation."""
+    needed = {result}
+    for at in range(result, -1, -1):
+        if at in needed and nodes[at].op not in _LEAVES:
+            needed.update(nodes[at].arguments)
+    return any(nodes[at].op == op for at in needed)
 
 
 def _digests(inputs: Sequence[Input], nodes: Sequence[Node]) -> list[str]:
@@ -360,13 +426,19 @@ def accumulators_of(text: str) -> int:
     return 2 if found and found.gated else 1
 
 
+def numbers_of(text: str) -> int:
+    """Return how many numbers a lane holds for an element of D, as a power of 2: accumulators and results."""
+    found = parse_epilogue(text)
+    return accumulators_of(text) * min(4, 1 << len(found.outputs)) if found else 1
+
+
 def columns_of_d(epilogue: Epilogue | None, n: int) -> int:
     """Return the columns of D for n columns of B: half of them for a gated pair."""
     return n // 2 if epilogue and epilogue.gated else n
 
 
-def _parts(document: Mapping[str, Any]) -> tuple[tuple[Input, ...], tuple[Node, ...], int]:
-    if not isinstance(document, dict) or document.keys() != {"inputs", "nodes"}:
+def _parts(document: Mapping[str, Any]) -> tuple[tuple[Input, ...], tuple[Node, ...], int, tuple[Output, ...]]:
+    if not isinstance(document, dict) or document.keys() - {"result", "outputs"} != {"inputs", "nodes"}:
         raise EpilogueError("the text of an expression must have inputs and nodes")
     inputs = tuple(_input(*entry) for entry in document["inputs"])
     if len({one.name for one in inputs}) < len(inputs):
@@ -376,7 +448,18 @@ def _parts(document: Mapping[str, Any]) -> tuple[tuple[Input, ...], tuple[Node, 
         raise EpilogueError(f"the text of an expression must have 1 to {MAX_NODES} nodes")
     for op, *rest in document["nodes"]:
         nodes.append(_node(op, rest, len(inputs), nodes))
-    return inputs, tuple(nodes), len(nodes) - 1
+    outputs = tuple(_output(*entry, count=len(nodes)) for entry in document.get("outputs", ()))
+    result = document.get("result", len(nodes) - 1)
+    if type(result) is not int or not 0 <= result < len(nodes):
+        raise EpilogueError("the result of an expression is not a node")
+    return inputs, tuple(nodes), result, outputs
+
+
+def _output(node: int, dtype: str, reduce: str, *, count: int) -> Output:
+    legal = (*OUTPUTS, "") if not reduce else ("",)
+    if type(node) is not int or not 0 <= node < count or dtype not in legal or reduce not in (*REDUCTIONS, ""):
+        raise EpilogueError(f"output {node!a:.20} has type {dtype!a:.20} and reduction {reduce!a:.20}")
+    return Output(node, dtype, reduce)
 
 
 def _input(name: str, kind: str, dtype: str = "") -> Input:
@@ -388,6 +471,8 @@ def _input(name: str, kind: str, dtype: str = "") -> Input:
 
 def check_name(name: str) -> None:
     """Raise EpilogueError if an input cannot have this name."""
+    if isinstance(name, str) and _OF_OUTPUT.fullmatch(name):
+        raise EpilogueError(f"no input can be named {name}: that is the name of an output")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise EpilogueError(f"input {name!a:.40} is malformed: use a to z, 0 to 9 and _, at most 32")
     if name in RESERVED:

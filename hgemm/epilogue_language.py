@@ -32,6 +32,7 @@ from hgemm.epilogue import (
     EpilogueError,
     Input,
     Node,
+    Output,
     as_f32,
     canonical,
     check_conditions,
@@ -205,6 +206,8 @@ class Value:
 def _value(one: Any) -> Value:
     if isinstance(one, Value):
         return one
+    if isinstance(one, Reduced):
+        raise EpilogueError(_LATE)
     if isinstance(one, (int, float)) and not isinstance(one, bool):
         return Value("constant", value=as_f32(one))
     raise EpilogueError(f"{type(one).__name__} {str(one)!a:.40} is not a value of the epilogue, and not a number")
@@ -254,8 +257,48 @@ def absolute(x: Any) -> Value:
 
 
 def f32(x: Any) -> Value:
-    """Return x. Values of an epilogue are f32 already."""
-    return _value(x)
+    """Return x. Values of an epilogue are f32 already. As a further result of an epilogue, it is stored in f32."""
+    x = _value(x)
+    check_conditions("f32", [x.is_condition])
+    return Value("f32", (x,))
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A reduction of a value along the rows of D. It can only be returned, after D."""
+
+    value: Value
+    reduce: str
+
+
+_LATE = "a reduction is known after all tiles: return it as a further result; other values cannot use it"
+
+
+def row_sum(x: Any) -> Reduced:
+    """Return the sum of each row, (m,) in f32."""
+    return _reduced(x, "sum")
+
+
+def row_max(x: Any) -> Reduced:
+    """Return the largest number of each row, (m,) in f32."""
+    return _reduced(x, "max")
+
+
+def row_sum_squares(x: Any) -> Reduced:
+    """Return the sum of the squares of each row, (m,) in f32."""
+    return _reduced(_value(x) * x, "sum")
+
+
+def _reduced(x: Any, reduce: str) -> Reduced:
+    x = _value(x)
+    check_conditions(f"row_{reduce}", [x.is_condition])
+    return Reduced(x, reduce)
+
+
+def _of_columns(x: Any) -> Any:
+    raise EpilogueError(
+        "columns of D cannot be reduced: compute the transposed product, B^T times A^T, and reduce its rows"
+    )
 
 
 def leaky_relu(x: Any, slope: Any = 0.01) -> Value:
@@ -279,9 +322,13 @@ def clamp(x: Any, low: Any, high: Any) -> Value:
     return minimum(maximum(x, low), high)
 
 
+column_sum = column_max = column_sum_squares = _of_columns
+
 FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     **{one.__name__: one for one in (minimum, maximum, where, exp, log, tanh, sigmoid, sqrt, rsqrt, erf, softplus)},
     **{one.__name__: one for one in (relu, leaky_relu, gelu, gelu_tanh, silu, hardswish, clamp, f16, bf16, f32)},
+    **{one.__name__: one for one in (row_sum, row_max, row_sum_squares)},
+    **dict.fromkeys(("column_sum", "column_max", "column_sum_squares"), _of_columns),
     "abs": absolute,
     "min": minimum,
     "max": maximum,
@@ -367,17 +414,20 @@ def _line_of(function: Callable[..., Any], parameter: str) -> int:
 
 def expression_of(result: Any) -> Epilogue:
     """Return the canonical expression of a traced result. Raises: EpilogueError if it is none."""
-    if isinstance(result, (tuple, list)):
-        raise EpilogueError(f"the epilogue returns {len(result)} results; one matrix, D, is supported")
-    if result is None:
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    if result is None or not len(results):
         raise EpilogueError("the epilogue returns nothing; end it with `return`")
-    result = _value(result)
-    order, seen = [], {id(result)}
-    pending = [result]
+    if isinstance(results[0], Reduced):
+        raise EpilogueError("the first result is D, a matrix: return the reduction after it")
+    first = _value(results[0])
+    further = [(one.value, "", one.reduce) if isinstance(one, Reduced) else _output(one) for one in results[1:]]
+    roots = [_plain(one) for one in (first, *(value for value, _, _ in further))]
+    order, seen = [], {id(one) for one in roots}
+    pending = [*{id(one): one for one in roots}.values()]
     while pending:
         value = pending.pop()
         order.append(value)
-        for argument in value.arguments:
+        for argument in map(_plain, value.arguments):
             if id(argument) not in seen:
                 seen.add(id(argument))
                 pending.append(argument)
@@ -389,10 +439,25 @@ def expression_of(result: Any) -> Epilogue:
     nodes = [
         Node("input", (inputs.index(value.given),))
         if value.given
-        else Node(value.op, tuple(places[id(one)] for one in value.arguments), value.value)
+        else Node(value.op, tuple(places[id(_plain(one))] for one in value.arguments), value.value)
         for value in order
     ]
-    return canonical(inputs, nodes, places[id(result)])
+    d, *others = (places[id(one)] for one in roots)
+    outputs = [Output(node, dtype, reduce) for node, (_, dtype, reduce) in zip(others, further)]
+    return canonical(inputs, nodes, d, outputs)
+
+
+def _plain(value: Value) -> Value:
+    """Return a value without casts to f32, which change nothing."""
+    while value.op == "f32":
+        (value,) = value.arguments
+    return value
+
+
+def _output(one: Any) -> tuple[Value, str, str]:
+    """Return a further matrix: its value, and its type, that of its last cast; "" without one."""
+    value = _value(one)
+    return (value.arguments[0], value.op, "") if value.op in OUTPUTS else (value, "", "")
 
 
 # ==== From a text ====

@@ -253,7 +253,12 @@ def pair_of(product: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def evaluate(epilogue: Epilogue, accumulator: Interval, inputs: Mapping[str, np.ndarray]) -> Interval:
-    """Return D before it is rounded to its type.
+    """Return D before it is rounded to its type. Shapes as `evaluate_all`."""
+    return evaluate_all(epilogue, accumulator, inputs)[0]
+
+
+def evaluate_all(epilogue: Epilogue, accumulator: Interval, inputs: Mapping[str, np.ndarray]) -> tuple[Interval, ...]:
+    """Return D and the further outputs, before they are rounded to their types. Reductions have one column.
 
     Shapes: the accumulator (batch, m, n); inputs broadcast to it, or to (batch, m, n / 2) for a gated pair. Their values are
         exact. Where there is no bound, all three fields are NaN.
@@ -273,7 +278,26 @@ def evaluate(epilogue: Epilogue, accumulator: Interval, inputs: Mapping[str, np.
                 found.append(Interval.around(np.float64(as_f32(node.value))))
             else:
                 found.append(OPERATIONS[node.op](*(found[one] for one in node.arguments)))
-        last = found[-1]
-        exact, low, high = np.broadcast_arrays(last.exact, last.low, last.high)
-        bounded = np.isfinite(exact) & np.isfinite(low) & np.isfinite(high)
-        return Interval(*(np.where(bounded, one, np.nan) for one in (exact, low, high)))
+        shape = accumulators["acc"].exact.shape
+        results = [
+            _where_bounded(found[at], shape) for at in (epilogue.result, *(one.node for one in epilogue.outputs))
+        ]
+        reductions = ("", *(one.reduce for one in epilogue.outputs))
+        return tuple(_reduced(one, reduce) if reduce else one for one, reduce in zip(results, reductions))
+
+
+def _where_bounded(found: Interval, shape: tuple[int, ...]) -> Interval:
+    exact, low, high = (np.broadcast_to(one, shape) for one in (found.exact, found.low, found.high))
+    bounded = np.isfinite(exact) & np.isfinite(low) & np.isfinite(high)
+    return Interval(*(np.where(bounded, one, np.nan) for one in (exact, low, high)))
+
+
+def _reduced(found: Interval, reduce: str) -> Interval:
+    """Reduce the rows. A sum in f32 of n numbers, in any order, has an error of at most n half units of the sum of magnitudes."""
+    ends = (found.exact, found.low, found.high)
+    if reduce == "max":
+        return Interval(*(one.max(axis=-1, keepdims=True) for one in ends))
+    exact, low, high = (one.sum(axis=-1, keepdims=True) for one in ends)
+    largest = np.maximum(np.abs(found.low), np.abs(found.high)).sum(axis=-1, keepdims=True)
+    error = found.exact.shape[-1] * (F32_ROUND * largest * 1.01 + _TINY * F32_ROUND)
+    return Interval(exact, low - error, high + error).widened(0.0)

@@ -13,9 +13,9 @@ from typing import Any
 
 from hgemm.device import checked, driver, open_device
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import PAIR_COLUMNS, Input
+from hgemm.epilogue import PAIR_COLUMNS, Input, Output
 from hgemm.errors import ProblemError
-from hgemm.launch_traits import INPUT, MAX_MAP_STRIDE_BYTES, VECTOR_BYTES, LaunchTraits, TensorMapRule
+from hgemm.launch_traits import INPUT, MAX_MAP_STRIDE_BYTES, OUTPUT, VECTOR_BYTES, LaunchTraits, TensorMapRule
 from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem
 
 # ==== The matrices of a problem in memory ====
@@ -94,7 +94,16 @@ def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
     found += [
         _aux_matrix(traits, p, one, aux) for one, aux in zip(operands, p.aux) if one.kind != "scalar" or aux.pointer
     ]
+    found += [_output_matrix(traits, p, one, aux) for one, aux in zip(traits.outputs, p.aux[len(operands) :])]
     return {matrix.name: matrix for matrix in found}
+
+
+def _output_matrix(traits: LaunchTraits, problem: Problem, output: Output, aux: Aux) -> Matrix:
+    if output.reduce:
+        name, size = OUTPUT + output.name, DTYPES["f32"].bytes
+        return Matrix(name, aux.pointer, 1, problem.m, problem.m, problem.batch, aux.batch_stride, size, 1)
+    given = Input(output.name, "matrix", output.of(traits.dtype_d))
+    return replace(_aux_matrix(traits, problem, given, aux), name=OUTPUT + output.name)
 
 
 def _aux_matrix(traits: LaunchTraits, problem: Problem, given: Input, aux: Aux) -> Matrix:
@@ -122,16 +131,19 @@ def bias_of(traits: LaunchTraits, problem: Problem) -> str:
 
 
 def overlaps(places: dict[str, Matrix]) -> Iterator[str]:
-    """Yield the operands that D would overwrite while they are read. C may be D itself: elements are read before written."""
-    d = places["D"]
-    if not _batches_apart(d):
-        yield "D's batches overlap: use a batch stride of at least one matrix"
+    """Yield the operands that a result would overwrite while they are read. C may be D itself: elements are read before written."""
     same = ("pointer", "rows", "columns", "leading", "batch_stride", "element_bytes")
-    for name, other in places.items():
-        may_be_d = name == "C" or name.startswith(INPUT)
-        in_place = may_be_d and all(getattr(other, field) == getattr(d, field) for field in same)
-        if name != "D" and not in_place and not _apart(d, other):
-            yield f"D overlaps {name}"
+    seen: set[str] = set()
+    for written in ("D", *(name for name in places if name.startswith(OUTPUT))):
+        d = places[written]
+        seen.add(written)
+        if not _batches_apart(d):
+            yield f"{written}'s batches overlap: use a batch stride of at least one matrix"
+        for name, other in places.items():
+            may_be_d = written == "D" and (name == "C" or name.startswith(INPUT))
+            in_place = may_be_d and all(getattr(other, field) == getattr(d, field) for field in same)
+            if name not in seen and not in_place and not _apart(d, other):
+                yield f"{written} overlaps {name}"
 
 
 def _batches_apart(d: Matrix) -> bool:
@@ -200,7 +212,8 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     counters = used_counters(traits, problem.m, problem.n, problem.batch, problem.options)
     if counters > WORKSPACE_COUNTERS:
         yield (
-            f"{counters} tiles share k: a workspace has counters for {WORKSPACE_COUNTERS}; use 1 split, or a larger tile"
+            f"{counters} tiles share k, or rows of tiles are reduced: a workspace has counters for {WORKSPACE_COUNTERS}; "
+            "use 1 split, or a larger tile"
         )
 
 
@@ -213,9 +226,9 @@ def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     if problem.bias and traits.bias == "none":
         yield "bias is given, but the variant adds none: generate one with --bias row or column"
     operands = traits.epilogue.operands if traits.epilogue else ()
-    if len(problem.aux) != len(operands):
-        names = ", ".join(one.name for one in operands)
-        yield f"the problem has {len(problem.aux)} inputs of an expression: the variant takes {names or 'none'}"
+    if len(problem.aux) != len(operands) + len(traits.outputs):
+        names = ", ".join(one.name for one in (*operands, *traits.outputs))
+        yield f"the problem has {len(problem.aux)} inputs and outputs of an expression: the variant takes {names or 'none'}"
     for one, aux in zip(operands, problem.aux):
         if one.kind == "scalar" and DTYPES["f32"].largest < abs(aux.value) < float("inf"):
             yield f"{one.name} {aux.value} overflows f32"
@@ -315,13 +328,26 @@ def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, option
     places = shared_tiles(traits, m, n, batch, options) * splits_of(traits, options)
     if traits.grid_rule == "stream_k":
         places = PARTIAL_TILES_PER_CTA * traits.max_ctas
-    return WORKSPACE_COUNTERS * COUNTER_BYTES + places * traits.partial_bytes if places else 0
+    size = places * traits.partial_bytes + reduced_bytes(traits, m, n, batch)
+    return WORKSPACE_COUNTERS * COUNTER_BYTES + size if size else 0
+
+
+def reduced_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int:
+    """Return the bytes of the partial reductions of an expression.
+
+    Shapes: (reductions, batch, panels of `panel_columns`, m) in f32.
+    """
+    if not traits.panel_columns or not traits.epilogue:
+        return 0
+    return len(traits.epilogue.reductions) * batch * -(-n // traits.panel_columns) * m * DTYPES["f32"].bytes
 
 
 def used_counters(traits: LaunchTraits, m: int, n: int, batch: int = 1, options: LaunchOptions | None = None) -> int:
     """Return how many counters a launch uses, the first ones of the workspace: one per tile that CTAs share."""
     if traits.grid_rule == "stream_k":
         return min(tiles(traits, m, n) * batch, PARTIAL_TILES_PER_CTA * traits.max_ctas)
+    if traits.panel_columns:  # a reduction: one per row of CTA tiles
+        return -(-m // traits.tile_m) * batch
     return shared_tiles(traits, m, n, batch, options)
 
 

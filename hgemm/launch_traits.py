@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import NONE, Epilogue, EpilogueError, Input, columns_of_d, parse_epilogue
+from hgemm.epilogue import NONE, Epilogue, EpilogueError, Input, Output, columns_of_d, parse_epilogue
 from hgemm.errors import LibraryError
 from hgemm.problem import LAUNCH
 from hgemm.record import current_rule, current_spec
@@ -15,8 +15,8 @@ from hgemm.record import current_rule, current_spec
 GRID_RULES = ("one_tile", "persistent", "split_k", "split_k_cluster", "stream_k", LAUNCH)
 VECTOR_BYTES = 16
 """The size of one vectorized copy. Operands with this alignment need no unaligned copies."""
-INPUT = "input "
-"""Precedes the name of an input of an expression among the operands of a launch."""
+INPUT, OUTPUT = "input ", "output "
+"""Precede the names of the inputs of an expression, and of its further outputs, among the operands of a launch."""
 MAX_MAP_STRIDE_BYTES = 2**40
 """TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
@@ -54,7 +54,8 @@ class LaunchTraits:
         variant, because its workspace has room for that many; 0 is no limit. `persistent` CTAs compute tiles until none is
         left. `partial_bytes` are those of a tile's partial accumulators in a workspace, 0 if it never needs one. `raster` is
         that of the spec. Grid rule, raster and bias `launch` leave the decision to each launch. With
-        an `epilogue`, D is its expression; beta, bias and activation are then off.
+        an `epilogue`, D is its expression; beta, bias and activation are then off. If that reduces rows, a workspace has a number
+        for each row of D and each `panel_columns` of B.
     """
 
     symbol: str
@@ -92,6 +93,7 @@ class LaunchTraits:
     last_k_tile_first: bool = False
     serial_parts: bool = False
     epilogue: Epilogue | None = None
+    panel_columns: int = 0
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> LaunchTraits:
@@ -126,6 +128,7 @@ class LaunchTraits:
                 last_k_tile_first=_last_k_tile_first(record, spec),
                 serial_parts=spec.get("serial_parts", False),
                 epilogue=parse_epilogue(spec.get("epilogue", NONE)),
+                panel_columns=int(str(spec["warp_tile"]).split("x")[1]) if has_reductions(spec) else 0,
             )
         except EpilogueError as error:
             raise LibraryError(f"the record of {record.get('symbol')}: {error}: regenerate the variant") from None
@@ -187,6 +190,11 @@ class LaunchTraits:
         return tuple(one for one in self.epilogue.operands if one.kind == "matrix") if self.epilogue else ()
 
     @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The results of the expression after D."""
+        return self.epilogue.outputs if self.epilogue else ()
+
+    @property
     def overwritten(self) -> str:
         """The operand whose memory D may share: C, or the first matrix of an expression with D's type; "" if there is none."""
         like_d = (INPUT + one.name for one in self.matrices if one.of(self.dtype_d) == self.dtype_d)
@@ -212,6 +220,12 @@ class LaunchTraits:
     @property
     def b_k_major(self) -> bool:
         return self.layout[1] == "n"
+
+
+def has_reductions(spec: Mapping[str, Any]) -> bool:
+    """Return whether the expression of a spec reduces rows."""
+    found = parse_epilogue(spec.get("epilogue", NONE))
+    return bool(found and found.reductions)
 
 
 def _last_k_tile_first(record: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:

@@ -48,7 +48,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hgemm.dtypes import DTYPES, Dtype, representable, truncated, truncation_error
-from hgemm.epilogue_reference import Interval, evaluate
+from hgemm.epilogue_reference import Interval, evaluate_all
 from hgemm.errors import HgemmError
 from hgemm.launch_traits import LaunchTraits
 
@@ -71,12 +71,14 @@ _EXPONENT = np.int64(0x7FF << 52)
 class Reference:
     """Exact results, and a bound of the error of each before it is rounded to `dtype_d`.
 
-    Shapes: (batch, m, n), or the requested rows.
+    Shapes: (batch, m, n), or the requested rows. Reductions have one column.
+    Fields: `outputs` are the results of an expression after D.
     """
 
     values: np.ndarray
     bound: np.ndarray
     dtype_d: str = "f32"
+    outputs: tuple[Reference, ...] = ()
 
     def limit(self, found: np.ndarray) -> np.ndarray:
         """Return the largest error that is allowed: the bound, and the rounding to D. f32 results are not rounded again."""
@@ -135,7 +137,10 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
         whole, split = (
             reference(replace(traits, grid_rule="split_k", splits=count), operands, rows) for count in (1, splits)
         )
-        return replace(split, bound=np.maximum(whole.bound, split.bound))
+        outputs = tuple(
+            replace(one, bound=np.maximum(one.bound, other.bound)) for one, other in zip(split.outputs, whole.outputs)
+        )
+        return replace(split, bound=np.maximum(whole.bound, split.bound), outputs=outputs)
     a, c, bias, inputs = operands.a, operands.c, operands.bias, operands.inputs
     if rows is not None:
         a = a[:, rows]
@@ -416,13 +421,16 @@ def apply_epilogue(
 def apply_expression(
     traits: LaunchTraits, product: np.ndarray, error: np.ndarray, inputs: Mapping[str, np.ndarray]
 ) -> Reference:
-    """Return the expression of a kernel with its bound. Where there is no bound, the value is NaN, and any result passes."""
-    found, out = evaluate(traits.epilogue, Interval.around(product, error), inputs), DTYPES[traits.dtype_d]
+    """Return the results of a kernel's expression with their bounds. Where there is no bound, the value is NaN, and any passes."""
+    d, *further = evaluate_all(traits.epilogue, Interval.around(product, error), inputs)
+    outputs = (_bounded(one, output.of(traits.dtype_d)) for one, output in zip(further, traits.epilogue.outputs))
+    return replace(_bounded(d, traits.dtype_d), outputs=tuple(outputs))
+
+
+def _bounded(found: Interval, dtype: str) -> Reference:
     largest = np.maximum(np.abs(found.low), np.abs(found.high))
-    unknown = ~(largest <= out.largest)
-    return Reference(
-        np.where(unknown, np.nan, found.exact), np.where(unknown, np.inf, found.error + _TINY), traits.dtype_d
-    )
+    unknown = ~(largest <= DTYPES[dtype].largest)
+    return Reference(np.where(unknown, np.nan, found.exact), np.where(unknown, np.inf, found.error + _TINY), dtype)
 
 
 def _is_power_of_two(x: float) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import NONE, accumulators_of, has_vectors
+from hgemm.epilogue import NONE, accumulators_of, has_vectors, numbers_of
 
 ROWS_PER_WARPGROUP = 64
 """Rows of D that one wgmma computes. A consumer stages as many at a time."""
@@ -149,17 +149,18 @@ def store_boxes(
     bias: bool,
     cluster_splits: int,
     accumulators: int = 1,
+    numbers: int = 1,
 ) -> StoreBoxes:
     """Return how the consumers of a wgmma kernel stage D.
 
-    Fields: a consumer computes `rows` x `columns` accumulators, of which an element of D takes one, or two for a gated pair. With
-        split_k_cluster, `cluster_splits` CTAs share a tile.
+    Fields: a consumer computes `rows` x `columns` accumulators. An element of D takes one, or two for a gated pair, and a lane
+        holds `numbers` for it. With split_k_cluster, `cluster_splits` CTAs share a tile.
     """
     registers = rows // ROWS_PER_WARPGROUP * columns // 2 // (2 if f16_sums else 1)
     registers += BIAS_ACCUMULATORS * (pingpong and bias)
     fitting = (size for most, size in SUBTILE_BYTES[pingpong].items() if swap_ab or registers <= most)
     row_bytes = next(fitting, NARROWEST_BYTES)
-    columns, row_bytes = columns // accumulators, max(NARROWEST_BYTES, row_bytes // accumulators)
+    columns, row_bytes = columns // accumulators, max(NARROWEST_BYTES, row_bytes // numbers)
     if cluster_splits:  # each CTA finishes a subtile
         blocks = -(-rows // ROWS_PER_WARPGROUP)
         share = max(SHARE_COLUMNS, columns * blocks // cluster_splits) * element_bytes
@@ -244,6 +245,7 @@ def _maps(
             bias=bias != "none" or has_vectors(epilogue),
             cluster_splits=int(splits) if rule == "split_k_cluster" else 0,
             accumulators=accumulators_of(epilogue),
+            numbers=numbers_of(epilogue),
         )
         maps.append(boxes.tensor_map(dtype_d))
     return tuple(maps)

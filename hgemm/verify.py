@@ -21,7 +21,7 @@ from hgemm.dtypes import DTYPES, decode, encode, representable
 from hgemm.errors import DeviceError
 from hgemm.kernel import Kernel
 from hgemm.launch import WORKSPACE_ALIGN_BYTES, aux_align, counter_bytes, settled, splits_of, workspace_bytes
-from hgemm.launch_traits import INPUT, LaunchTraits
+from hgemm.launch_traits import INPUT, OUTPUT, LaunchTraits
 from hgemm.problem import Aux, LaunchOptions, Problem
 from hgemm.reference import EXACT, Operands, Reference, reference
 
@@ -77,8 +77,12 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
         align = aux_align(traits, dtype) if one.kind == "matrix" else 1
         shape = {"scalar": (1, 1), "row": (1, n), "column": (1, s.m), "matrix": (s.m, n)}[one.kind]
         extents[INPUT + one.name] = (shape, dtype, align)
+    for one in traits.outputs:
+        dtype = one.of(traits.dtype_d)
+        shape, align = ((1, s.m), 1) if one.reduce else ((s.m, n), aux_align(traits, dtype))
+        extents[OUTPUT + one.name] = (shape, dtype, align)
     inputs, matrices = (
-        [name for name in extents if name.startswith(INPUT)],
+        [name for name in extents if name.startswith((INPUT, OUTPUT))],
         [INPUT + one.name for one in traits.matrices],
     )
     found = {}
@@ -106,6 +110,8 @@ def bias_of_case(traits: LaunchTraits, case: Case) -> str:
 
 def _batch(case: Case, name: str, is_matrix: bool = False) -> int:
     """Return the matrices of an operand. Inputs of an expression are shared as C, if they are matrices, or as the bias."""
+    if name.startswith(OUTPUT):
+        return case.shape.batch
     if name.startswith(INPUT):
         name = "c" if is_matrix else "bias"
     return 1 if name in case.broadcast.split(",") else case.shape.batch
@@ -507,6 +513,7 @@ class Trial:
         rng = np.random.default_rng([options.seed, *f"{case} {kind}".encode()])
         self.operands = draw(self.traits, case, kind, rng)
         self.buffers: dict[str, Operand] = {}
+        self.found: dict[str, np.ndarray] = {}  # the results after D of the last launch, as stored
         self.workspace: Workspace | None = None
 
     @property
@@ -529,14 +536,22 @@ class Trial:
         found, complaint = self.launch(problem)
         complaint = complaint or self._other_memory()
         if self.options.twice and not complaint:
+            outputs = self.found
             again, complaint = self.launch(problem, zeroed=True)  # as launches that share a workspace
-            differing = int(np.count_nonzero(again.view("u1") != found.view("u1")))
+            pairs = [(again, found), *((self.found.get(name, one), one) for name, one in outputs.items())]
+            differing = sum(int(np.count_nonzero(one.view("u1") != other.view("u1"))) for one, other in pairs)
             complaint = complaint or (f"a second launch differs in {differing} B of D" if differing else "")
         self.free()  # other processes may need the memory while this one computes the reference
         if complaint:
             return Check(str(self.case), float("inf"), float("inf"), False, f"{self.kind}: {complaint}")
-        values = decode(found, self.traits.dtype_d)
-        return compare(str(self.case), values, reference(self.traits, self.operands, splits=self.splits), self.kind)
+        expected = reference(self.traits, self.operands, splits=self.splits)
+        check = compare(str(self.case), decode(found, self.traits.dtype_d), expected, self.kind)
+        for output, one in zip(self.traits.outputs, expected.outputs):
+            values = decode(self.found[output.name], one.dtype_d)
+            values = values.swapaxes(1, 2) if output.reduce else values
+            other = compare(str(self.case), values, one, f"{self.kind}, {output.name}")
+            check = _worse(check, other)
+        return check
 
     def prepare(self) -> None:
         """Upload all operands. If beta is 0, C is null or holds canaries, because it must not be read."""
@@ -550,7 +565,7 @@ class Trial:
         if self.case.same_ab:
             del numbers["b"]
         apart = self.traits.beta and self.case.loose and not (self.case.in_place or self.case.beside)
-        poisoned = {"d"} | ({"c"} if apart else set())
+        poisoned = {"d", *(OUTPUT + one.name for one in self.traits.outputs)} | ({"c"} if apart else set())
         guard_bytes, align_bytes = self.options.guard_bytes, self.options.align_bytes
         for name, layout in operand_layouts(self.traits, self.case).items():
             if name in numbers or name in poisoned:
@@ -581,6 +596,10 @@ class Trial:
             layout = buffer.layout
             stride = layout.batch_stride if layout.batch > 1 else 0
             found.append(Aux(buffer.address, layout.leading if one.kind == "matrix" else 0, stride))
+        for output in self.traits.outputs:
+            buffer = self.buffers[OUTPUT + output.name]
+            stride = buffer.layout.batch_stride if buffer.layout.batch > 1 else 0
+            found.append(Aux(buffer.address, buffer.layout.leading if output.kind == "matrix" else 0, stride))
         return tuple(found)
 
     def problem(self) -> Problem:
@@ -591,7 +610,7 @@ class Trial:
         buffers = {**self.buffers, **{name: self.buffers[other] for name, other in aliases.items()}}
         fields["aux"] = self._aux(buffers)
         for name, buffer in buffers.items():
-            if name.startswith(INPUT):
+            if name.startswith((INPUT, OUTPUT)):
                 continue
             fields[name] = buffer.pointer if name == "c" and self.case.beside else buffer.address
             fields[f"batch_stride_{name}"] = buffer.layout.batch_stride if buffer.layout.batch > 1 else 0
@@ -607,25 +626,44 @@ class Trial:
 
         `zeroed` tells that an earlier launch has left the counters of the workspace zero.
         """
-        d = self.buffers["d"]
-        d.upload()
+        d, outputs = self.buffers["d"], self._outputs()
+        for buffer in (d, *outputs.values()):
+            buffer.upload()
         size = self.workspace.size_bytes if self.workspace else workspace_size
         self.kernel.launch(problem, device=self.device.ordinal, workspace_size=size, zeroed=zeroed)
         found, complaint = d.written(d.download())
         left = np.argwhere(d.unwritten(found))
         if len(left):
             return found, f"{len(left)} elements of D were not written, the first {_index(left[0])}"
+        self.found = {}
+        for name, buffer in outputs.items():
+            self.found[name], wrong = buffer.written(buffer.download())
+            if left := np.count_nonzero(buffer.unwritten(self.found[name])):
+                return found, f"{left} elements of {name} were not written"
+            complaint = complaint or (f"{name}: {wrong}" if wrong else "")
         return found, f"D: {complaint}" if complaint else ""
+
+    def _outputs(self) -> dict[str, Operand]:
+        """Return the buffers of the results after D."""
+        return {one.name: self.buffers[OUTPUT + one.name] for one in self.traits.outputs}
 
     def _other_memory(self) -> str:
         """Return a complaint if memory other than D was changed."""
         for name, buffer in self.buffers.items():
-            if name != "d" and (words := buffer.changed(buffer.download())):
+            if name != "d" and not name.startswith(OUTPUT) and (words := buffer.changed(buffer.download())):
                 return f"{name}: {words}"
         if not self.workspace:
             return ""
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
         return self.workspace.complaint(counter_bytes(self.traits, *sizes, self.launch_options))
+
+
+def _worse(first: Check, second: Check) -> Check:
+    """Return both checks as one."""
+    failed = next((check for check in (first, second) if not check.passed), None)
+    reason = failed.reason if failed else UNBOUNDED if first.reason == second.reason == UNBOUNDED else ""
+    error, ratio = (max(getattr(one, name) for one in (first, second)) for name in ("max_error", "max_bound_ratio"))
+    return Check(first.case, error, ratio, failed is None, reason)
 
 
 def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> Check:

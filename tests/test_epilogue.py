@@ -18,7 +18,7 @@ from generator import epilogue as emission
 from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.errors import RequestError
-from generator.families.common import gated_pair
+from generator.families.common import further_results, gated_pair
 from generator.proof.executor import HostToolchain
 from generator.proof.proving import prove
 from generator.spec import parse_field
@@ -33,18 +33,22 @@ from hgemm.epilogue_language import (
     Matrix,
     Row,
     Scalar,
+    bf16,
     clamp,
     epilogue_of,
     f32,
     gelu,
     maximum,
+    row_max,
+    row_sum_squares,
     silu,
     trace,
     where,
 )
 from hgemm.epilogue_reference import OPERATIONS as BOUNDS
-from hgemm.epilogue_reference import Interval, evaluate, pair_of
+from hgemm.epilogue_reference import Interval, evaluate, evaluate_all, pair_of
 from hgemm.errors import ProblemError
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, used_counters, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Kind, kind_supports
 
@@ -88,7 +92,14 @@ ILLEGAL = [
     ("acc < 1", "the result is a condition"),
     ("where(acc, 1, 2)", "must be a comparison"),
     ("acc + (acc < 1)", "add takes numbers"),
-    ("(acc, acc)", "returns 2 results; one matrix, D, is supported"),
+    ("(acc, row_sum(acc) + 1)", "a reduction is known after all tiles"),
+    ("(row_sum(acc), acc)", "the first result is D, a matrix"),
+    ("(acc, column_sum(acc))", "compute the transposed product"),
+    ("(bias, acc)", "does not depend on the accumulator"),
+    ("(acc, acc < 1)", "the result is a condition"),
+    ("(acc" + ", acc" * 9 + ")", "0 inputs and 9 further outputs"),
+    ("(acc" + ", row_max(acc)" * 5 + ")", "has 5 reductions; the limit is 4"),
+    ("out1: Row; acc + out1", "that is the name of an output"),
     ("__import__('os').system('true')", "is not supported"),
     ("acc.real", "`acc.real` is not supported"),
     ("[x for x in acc]", "is not supported"),
@@ -249,6 +260,73 @@ def test_interleaved_weights_give_both_factors() -> None:
         interleave(gate, up, axis=0)
 
 
+def test_a_function_returns_several_results() -> None:
+    def several(acc, bias: Row):
+        y = acc + bias
+        return y, f32(acc), bf16(y), row_max(abs(y)), row_sum_squares(y)
+
+    found = trace(several)
+    assert found.formula == "t0 = acc + bias; (t0, f32(acc), bf16(t0), row_max(abs(t0)), row_sum(t0 * t0))"
+    assert [(one.name, one.kind, one.of("f16"), one.reduce) for one in found.outputs] == [
+        ("out1", "matrix", "f32", ""),
+        ("out2", "matrix", "bf16", ""),
+        ("out3", "column", "f32", "max"),
+        ("out4", "column", "f32", "sum"),
+    ]
+    assert found == parse_epilogue(found.text) == epilogue_of(str(found))
+    for changed in (
+        {"result": 99},
+        {"outputs": [[99, "", ""]]},
+        {"outputs": [[0, "f16", "sum"]]},
+        {"outputs": [[0, "", "min"]]},
+    ):
+        with pytest.raises(EpilogueError):
+            parse_epilogue(json.dumps({**json.loads(found.text), **changed}, separators=(",", ":")))
+
+
+def test_reductions_have_a_bound() -> None:
+    found = epilogue_of("(acc, row_sum(acc), row_max(acc), row_max(log(acc)))")
+    acc = np.random.default_rng(0).standard_normal((1, 3, 50)).astype(np.float32).astype(np.float64)
+    _, sums, most, undefined = evaluate_all(found, Interval.around(acc), {})
+    in_f32 = acc.astype(np.float32).cumsum(axis=2, dtype=np.float32)[..., -1:]
+    assert np.all((sums.low < in_f32) & (in_f32 < sums.high)) and sums.error.max() < 1e-3
+    assert np.array_equal(most.exact, acc.max(axis=2, keepdims=True)) and not most.error.any()
+    assert np.isnan(undefined.exact).all()
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"arch": "sm_80", "tile": "64x64x32", "form": "cute"}, "form cute stores D only"),
+        ({"arch": "sm_90a", "tile": "128x64x64", "swap_ab": "on"}, "with swapped operands"),
+        ({"arch": "sm_80", "tile": "64x64x32", "schedule": "split_k:2"}, "schedule split_k:2 uses the workspace"),
+        ({"arch": "sm_90", "tile": "16x32x512", "copy": "ldg"}, "one at a time"),
+    ],
+)
+def test_kernels_that_cannot_reduce_rows_say_why(options: dict[str, str], reason: str) -> None:
+    (refused,) = sweep([{**options, "epilogue": "(acc, row_sum(acc))"}]).illegal
+    assert reason in (further_results(refused.plan) or "")
+
+
+def test_a_reduction_needs_a_workspace() -> None:
+    (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "(acc, row_sum(acc), row_max(acc))"}]).plans
+    traits = LaunchTraits.of(planned(emit(plan, ROOT / "templates")))
+    panels = -(-100 // plan.spec.warp_tile.n)
+    assert workspace_bytes(traits, 70, 100, 3) == WORKSPACE_COUNTERS * COUNTER_BYTES + 2 * 3 * panels * 70 * 4
+    assert used_counters(traits, 70, 100, 3) == 6
+
+
+RESULTS = "residual: Matrix; y = acc + bias + residual; (y, f32(acc), bf16(y), row_max(abs(y)), row_sum_squares(y))"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_further_results_are_right(arch: str, hasty_workshop: HostToolchain) -> None:
+    (plan,) = sweep([{"arch": arch, "tile": "64x64x32", "epilogue": RESULTS}]).plans
+    shapes = (Shape(33, 150, 40), Shape(65, 25, 70, 2))
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop, shapes).checks
+    assert not [check.reason for check in checks if not check.passed]
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_a_gated_pair_is_right(arch: str, hasty_workshop: HostToolchain) -> None:
     texts = {"arch": arch, "tile": "64x64x32", "epilogue": "scale: Column; silu(gate) * up * scale + bias"}
@@ -365,7 +443,7 @@ def in_f32(epilogue: Epilogue, acc: np.ndarray, inputs: dict[str, np.ndarray]) -
                 found.append(np.full(acc.shape, node.value, F))
             else:
                 found.append(np.asarray(IN_F32[node.op](*(found[one] for one in node.arguments))))
-    return found[-1]
+    return found[epilogue.result]
 
 
 @st.composite

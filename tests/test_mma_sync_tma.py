@@ -98,6 +98,12 @@ def test_boxes_of_an_operand_that_is_not_k_major_fit_the_warp_tile() -> None:
 
 BROKEN = [
     ({"epilogue": "relu(acc)", "bias": "row"}, "expression", "and bias row as well", {"bias": "none"}),
+    (
+        {"epilogue": "(acc,row_max(acc))", "schedule": "split_k:2"},
+        "further_results",
+        "schedule split_k:2",
+        {"schedule": "one_tile"},
+    ),
     ({"epilogue": "silu(gate)*up", "tile": "64x48x32", "warp_tile": "32x24"}, "gated_pair", "warp tile 32x24", None),
     ({"arch": "sm_80"}, "family", "sm_80 has no TMA", {"copy": "cp_async"}),
     ({"dtype_a": "f16", "dtype_b": "bf16"}, "same_inputs", "A is f16 and B is bf16", {"dtype_b": "f16"}),

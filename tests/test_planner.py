@@ -160,6 +160,7 @@ BROKEN = [
     # request, the only rule that it breaks, a part of the message, the change that is advised
     ("arch=75 copy=cp_async stages=2", "copy", "sm_75 copies through registers only", {"copy": "ldg_sts"}),
     ("arch=80 epilogue=relu(acc) bias=row", "expression", "and bias row as well", {"bias": "none"}),
+    ("arch=80 epilogue=(acc,acc) form=cute", "further_results", "form cute stores D only", {"form": "atoms"}),
     ("arch=80 epilogue=silu(gate)*up form=cute", "gated_pair", "form cute has one accumulator", {"form": "atoms"}),
     ("arch=75 mma=m16n8k16", "mma", "sm_75 supports m16n8k8", {"mma": "m16n8k8"}),
     ("arch=75 dtype_a=bf16", "inputs", "sm_75 multiplies f16 only", {"dtype_a": "f16", "dtype_b": "f16"}),

@@ -236,6 +236,7 @@ BROKEN = [
         "and activation gelu as well",
         {"activation": "none"},
     ),
+    ("arch=90a epilogue=(acc,row_max(acc)) swap_ab=on", "further_results", "swapped operands", {"swap_ab": "off"}),
     ("arch=90a epilogue=silu(gate)*up swap_ab=on", "gated_pair", "with swapped operands", {"swap_ab": "off"}),
     ("arch=80 mma=wgmma", "family", "sm_80 has no wgmma", {"arch": "sm_90a"}),
     ("arch=90a dtype_a=f16 dtype_b=bf16", "same_inputs", "wgmma requires one type for both", {"dtype_b": "f16"}),

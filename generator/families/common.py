@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from generator.arch import ARCHS, Arch
 from generator.families.base import Change, Plan
 from generator.layouts import VECTOR_BYTES
 from generator.spec import Raster, Schedule
-from hgemm.epilogue import PAIR_COLUMNS, accumulators_of
+from hgemm.epilogue import PAIR_COLUMNS, accumulators_of, parse_epilogue
 from hgemm.problem import LAUNCH
 
 OPCODE_SUFFIXES = {"bf16": ".BF16", "tf32": ".TF32"}
@@ -18,6 +19,9 @@ OPCODE_SUFFIXES = {"bf16": ".BF16", "tf32": ".TF32"}
 
 MAX_RASTER_TILES = 1024
 """The widest group or panel. The tiles of a group are counted in 32 bits, which is then enough for every n that launches."""
+
+WHOLE_TILES = ("one_tile", "persistent")
+"""Schedules whose CTAs compute whole tiles."""
 
 SPLITS = range(2, 65)
 """Values of split-K."""
@@ -145,6 +149,23 @@ def gated_pair(plan: Plan) -> str | None:
     return None
 
 
+def further_results(plan: Plan) -> str | None:
+    spec, found = plan.spec, parse_epilogue(plan.spec.epilogue)
+    if not found or not found.outputs:
+        return None
+    if spec.form != "atoms":
+        return f"epilogue has further results; form {spec.form} stores D only"
+    if not found.reductions:
+        return None
+    if spec.copy == "ldg":
+        return "epilogue reduces rows; kernels with copy ldg store elements one at a time"
+    if spec.swap_ab:
+        return "epilogue reduces rows; with swapped operands, they are columns of the instruction"
+    if spec.schedule.kind not in WHOLE_TILES:
+        return f"epilogue reduces rows; schedule {spec.schedule} uses the workspace for parts of k"
+    return None
+
+
 # ==== Fixes: changes that may mend a rule, the nearest first ====
 
 
@@ -211,6 +232,14 @@ def for_pairs(plan: Plan) -> Iterator[Change]:
     yield {**wider, "form": "atoms"}
     yield {"warp_tile": f"{plan.spec.warp_tile.m}x{2 * plan.spec.warp_tile.n}"}
     yield {"cta_tile": f"{tile.m}x{max(1, -(-tile.n // 64)) * 64}x{tile.k}"}  # of several warps
+
+
+def for_further_results(plan: Plan) -> Iterator[Change]:
+    """Form atoms, and for reductions whole tiles, copies to shared memory, and operands that are not swapped."""
+    changes: list[Change] = [{"form": "atoms"}, {"swap_ab": "off"}]
+    changes += [{"schedule": kind} for kind in WHOLE_TILES] + [{"copy": "cp_async", "cta_tile": "64x64x64"}]
+    yield from changes
+    yield from ({**one, **other} for one, other in itertools.combinations(changes, 2) if not one.keys() & other.keys())
 
 
 def d_aligned_to_16_bytes(plan: Plan) -> list[Change]:

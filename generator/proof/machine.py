@@ -33,7 +33,7 @@ from hgemm.launch import (
     settled,
     workspace_bytes,
 )
-from hgemm.launch_traits import LaunchTraits
+from hgemm.launch_traits import OUTPUT, LaunchTraits
 from hgemm.problem import LaunchOptions, Problem
 
 PERSISTENT_CTAS = 3
@@ -161,7 +161,8 @@ def regions(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Regio
         "D": abi.WRITABLE | abi.WRITE_ONCE | (abi.INITIALISED if _reads_d(problem) else 0),
     }
     for name, matrix in matrices(problem, traits).items():
-        yield _region(matrix, flags.get(name, readable))
+        written = abi.WRITABLE | abi.WRITE_ONCE if name.startswith(OUTPUT) else readable
+        yield _region(matrix, flags.get(name, written))
     yield from _workspace(traits, problem, grid)
 
 

@@ -100,6 +100,9 @@ HGEMM_DEVICE void cp_async_wait() {
   cute::cp_async_wait<PENDING>();
 }
 
+// The value of the lane whose index differs in these bits.
+HGEMM_DEVICE float shuffle_xor(float value, int bits) { return __shfl_xor_sync(0xffffffff, value, bits); }
+
 // ---- Plain loads and stores ---------------------------------------------------------------------------------------
 
 template <class T>
@@ -112,6 +115,7 @@ HGEMM_DEVICE Vec16B ld_global_l2(Vec16B const* pointer) {
   uint4 const word = __ldcg(reinterpret_cast<uint4 const*>(pointer));
   return {word.x, word.y, word.z, word.w};
 }
+HGEMM_DEVICE float ld_global_l2(float const* pointer) { return __ldcg(pointer); }
 // Leaves no copy in the L1 cache, for data that an SM reads once. If `valid` is false, it reads nothing and returns zeros.
 HGEMM_DEVICE Vec16B ld_global_once(Vec16B const* pointer, bool valid) {
   Vec16B word;

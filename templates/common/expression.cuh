@@ -52,7 +52,7 @@ HGEMM_DEVICE int columns_of_d(Problem const& problem) {
   return problem.n / accumulators_of<Policy>;
 }
 
-// The inputs of a kernel's problem.
+// The inputs of a kernel's problem, and then its further results.
 template <class Policy>
 HGEMM_DEVICE Aux const* aux_of(Problem const& problem) {
   if constexpr (Policy::Expression::operands > 0) {
@@ -68,6 +68,65 @@ HGEMM_DEVICE T const* aux_first(Aux const& aux, int batch) {
 }
 HGEMM_DEVICE float aux_scalar(Aux const& aux, int batch) {
   return aux.pointer ? atoms::ld_global(aux_first<float>(aux, batch)) : aux.value;
+}
+
+// ---- Results beside D -----------------------------------------------------------------------------------------------
+
+// A matrix (m, n), or a reduction along the rows of D (m,), which has a slot of its own.
+enum class OutKind { matrix, row_sum, row_max };
+
+// The results beside D of an expression that has none.
+struct NoOutputs {
+  template <class Place>
+  HGEMM_DEVICE void store(Place const&) const {}
+  template <class Place, class Partials>
+  HGEMM_DEVICE void reduce(Place const&, Partials&) const {}
+};
+
+template <class Policy, class = void>
+inline constexpr int reductions_of = 0;
+template <class Policy>
+inline constexpr int reductions_of<Policy, typename MakeVoid<typename Policy::Expression>::Type> =
+    Policy::Expression::reductions;
+
+// What a lane has reduced so far, by slot.
+template <class Policy>
+struct LanePartials {
+  float sum[reductions_of<Policy> > 0 ? reductions_of<Policy> : 1];
+};
+
+HGEMM_DEVICE float reduced(OutKind kind, float x, float y) { return kind == OutKind::row_max ? fmaxf(x, y) : x + y; }
+template <class Policy>
+HGEMM_DEVICE float reduced(int slot, float x, float y) {
+  return reduced(Policy::Expression::reduction_kind(slot), x, y);
+}
+template <class Policy>
+HGEMM_DEVICE float reduction_start(int slot) {
+  return Policy::Expression::reduction_kind(slot) == OutKind::row_max ? atoms::bits_float(0xff800000u) : 0.f;
+}
+
+template <class Policy>
+HGEMM_DEVICE void clear(LanePartials<Policy>& partials) {
+  HGEMM_UNROLL
+  for (int slot = 0; slot < reductions_of<Policy>; ++slot) partials.sum[slot] = reduction_start<Policy>(slot);
+}
+
+// Reduces over the 4 lanes that share a row of accumulators.
+template <class Policy>
+HGEMM_DEVICE void reduce_quad(LanePartials<Policy>& partials) {
+  HGEMM_UNROLL
+  for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
+    HGEMM_UNROLL
+    for (int bits = 1; bits < 4; bits *= 2) {
+      float const other = atoms::shuffle_xor(partials.sum[slot], bits);
+      partials.sum[slot] = reduced<Policy>(slot, partials.sum[slot], other);
+    }
+  }
+}
+
+template <class T>
+HGEMM_DEVICE T* aux_result(Aux const& aux, int batch) {
+  return static_cast<T*>(const_cast<void*>(aux.pointer)) + batch * aux.batch_stride;
 }
 
 // ---- Loads for WIDTH neighbours of a row of D ---------------------------------------------------------------------
@@ -110,6 +169,42 @@ struct OfNeighbours {
   };
 };
 
+// A result beside D of WIDTH neighbours.
+template <int WIDTH>
+struct OutOfNeighbours {
+  template <OutKind KIND, class T, int INDEX, int SLOT>
+  struct Of {
+    float number[WIDTH];
+
+    HGEMM_DEVICE void put(float x, int e) { number[e] = x; }
+
+    HGEMM_DEVICE void store(NeighboursAt const& at) const {
+      if constexpr (KIND == OutKind::matrix) {
+        constexpr int step = WIDTH * sizeof(T) <= 16 ? WIDTH : 16 / sizeof(T);  // elements of a store
+        Aux const& aux = at.aux[INDEX];
+        T* const to = aux_result<T>(aux, at.batch) + at.row * aux.leading + at.column;
+        HGEMM_UNROLL
+        for (int first = 0; first < WIDTH; first += step) {
+          Vec<T, step> some;
+          HGEMM_UNROLL
+          for (int e = 0; e < step; ++e) some.element[e] = atoms::from_float<T>(number[first + e]);
+          atoms::st_global(reinterpret_cast<Vec<T, step>*>(to + first), some);
+        }
+      }
+    }
+
+    template <class Partials>
+    HGEMM_DEVICE void reduce(NeighboursAt const&, Partials& partials) const {
+      if constexpr (KIND != OutKind::matrix) {
+        HGEMM_UNROLL
+        for (int e = 0; e < WIDTH; ++e) partials.sum[SLOT] = reduced(KIND, partials.sum[SLOT], number[e]);
+      }
+    }
+  };
+};
+
+template <class Policy, int WIDTH>
+using NeighbourOutputs = typename Policy::Expression::template Outputs<OutOfNeighbours<WIDTH>::template Of>;
 template <class Policy, int WIDTH>
 using NeighbourInputs = typename Policy::Expression::template Inputs<OfNeighbours<WIDTH>::template Of>;
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <common/activation.cuh>
-#include <common/expression.cuh>
+#include <common/row_reduction.cuh>
 #include <common/scheduler.cuh>
 
 namespace hgemm {
@@ -15,6 +15,7 @@ struct WarpEpilogue {
 
   static constexpr int mma_m = Policy::warp_m / 16;
   static constexpr int mma_n = Policy::warp_n / 8;
+  static constexpr bool reduces = reductions_of<Policy> > 0;
   static constexpr int parts = accumulators_of<Policy>;  // of an element of D: neighbouring 16 x 8 blocks
   static constexpr int vec_elements = 16 / sizeof(Out);  // of a 16-byte vector
   static constexpr int pitch = Policy::epilogue_pitch;
@@ -47,6 +48,8 @@ struct WarpEpilogue {
   HGEMM_DEVICE void run(Accumulators const& accumulators, Shared& shared) const {
     if constexpr (Policy::store_through_shared) {
       store_through_shared(accumulators, shared.rows[atoms::thread_index() / 32]);
+    } else if constexpr (reduces) {
+      store_direct_reduced(accumulators);
     } else {
       store_direct(accumulators);
     }
@@ -95,6 +98,64 @@ struct WarpEpilogue {
     }
   }
 
+  // ---- Reductions of rows -----------------------------------------------------------------------------------------
+
+  // As store_direct. Each lane reduces its columns of two rows of 16 rows of blocks.
+  template <class Accumulators>
+  HGEMM_DEVICE void store_direct_reduced(Accumulators const& accumulators) const {
+    constexpr int width = Policy::align_d < 2 ? 1 : 2, blocks = mma_n / parts;
+    LanePartials<Policy> partials[2];  // of the upper and the lower row
+    HGEMM_NO_UNROLL
+    for (int index = 0; index < mma_m * blocks; ++index) {
+      float block[parts * 4];
+      HGEMM_UNROLL
+      for (int part = 0; part < parts; ++part) pick(accumulators, index * parts + part, block + part * 4);
+      int const column = column_first + index % blocks * 8 + lane % 4 * 2;
+      HGEMM_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        int const row = row_first + index / blocks * 16 + half * 8 + lane / 4;
+        if (index % blocks == 0) clear(partials[half]);
+        if (row < problem.m && column + 2 <= columns()) {
+          store_expression<width, 4>(block + half * 2, row, column, partials[half]);
+          if constexpr (width == 1) store_expression<1, 4>(block + half * 2 + 1, row, column + 1, partials[half]);
+        } else if (row < problem.m && column < columns()) {
+          store_expression<1, 4>(block + half * 2, row, column, partials[half]);
+        }
+        if (index % blocks == blocks - 1) {
+          reduce_quad(partials[half]);
+          if (lane % 4 == 0 && row < problem.m) store_partials(partials[half], row);
+        }
+      }
+    }
+  }
+
+  // Reduces the rows in shared memory, whose vectors now start with the partial results of each slot.
+  HGEMM_DEVICE void reduce_rows(float const* rows, int first) const {
+    constexpr int vecs_per_row = Policy::warp_n / parts / vec_elements;
+    if (lane >= rows_at_once || first + lane >= problem.m) return;
+    LanePartials<Policy> partials;
+    clear(partials);
+    HGEMM_NO_UNROLL
+    for (int vec = 0; vec < vecs_per_row; ++vec) {
+      float const* const from = rows + lane * pitch + (parts == 1 ? vec * 4 : first_float(vec));
+      HGEMM_UNROLL
+      for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
+        partials.sum[slot] = reduced<Policy>(slot, partials.sum[slot], atoms::ld_shared(from + slot));
+      }
+    }
+    store_partials(partials, first + lane);
+  }
+
+  // Stores what the warp has reduced of a row.
+  HGEMM_DEVICE void store_partials(LanePartials<Policy> const& partials, int row) const {
+    int const panel = column_first * parts / Policy::warp_n;
+    if (column_first >= columns()) return;
+    HGEMM_UNROLL
+    for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
+      atoms::st_global(RowPartials<Policy::warp_n>::at(problem, slot, batch, panel, row), partials.sum[slot]);
+    }
+  }
+
   // ---- Through shared memory: rows_at_once rows of the warp tile at a time ----------------------------------------
 
   // Rows are words of 4 floats. If a 16-byte vector of D is two words, the odd words follow all even ones. Then neither the
@@ -122,13 +183,17 @@ struct WarpEpilogue {
       } else {
         store_rows<Bias::none>(rows, first);
       }
+      if constexpr (reduces) {
+        Threads::barrier();
+        reduce_rows(rows, first);
+      }
       Threads::barrier();
     }
   }
 
   // Stores the rows in shared memory to D. Each lane takes one 16-byte vector of a row at a time.
   template <Bias BIAS>
-  HGEMM_DEVICE void store_rows(float const* rows, int first) const {
+  HGEMM_DEVICE void store_rows(float* rows, int first) const {
     constexpr int vecs_per_row = Policy::warp_n / parts / vec_elements;
     constexpr int vecs = rows_at_once * vecs_per_row;
     constexpr int width = Policy::align_d < vec_elements ? Policy::align_d : vec_elements;
@@ -141,6 +206,8 @@ struct WarpEpilogue {
       int const row = vecs_per_row % 8 == 4 ? (in_order & 12) | (in_order & 1) << 1 | (in_order >> 1 & 1) : in_order;
       int const along = index % vecs_per_row * vec_elements;  // column in the warp tile
       int const left = first + row < problem.m ? columns() - column_first - along : 0;
+      LanePartials<Policy> partials;
+      if constexpr (reduces) clear(partials);
       float const* const from =
           rows + row * pitch + (parts == 1 ? index % vecs_per_row * 4 : first_float(index % vecs_per_row));
       if (left >= vec_elements) {
@@ -155,12 +222,28 @@ struct WarpEpilogue {
           values[e + 3] = atoms::bits_float(word.w);
         }
         HGEMM_UNROLL
-        for (int e = 0; e < vec_elements; e += width) store_vec<width, BIAS>(values + e, first + row, column_first + along + e);
+        for (int e = 0; e < vec_elements; e += width) {
+          if constexpr (reduces) {
+            store_expression<width, vec_elements>(values + e, first + row, column_first + along + e, partials);
+          } else {
+            store_vec<width, BIAS>(values + e, first + row, column_first + along + e);
+          }
+        }
       } else if constexpr (parts == 1) {  // the columns of a gated pair are a multiple of 8
         HGEMM_NO_UNROLL
         for (int e = 0; e < left; ++e) {
           float const value = atoms::ld_shared(from + e / 4 * odd_words_at + e % 4);
-          store_vec<1, BIAS>(&value, first + row, column_first + along + e);
+          if constexpr (reduces) {
+            store_expression<1, 0>(&value, first + row, column_first + along + e, partials);
+          } else {
+            store_vec<1, BIAS>(&value, first + row, column_first + along + e);
+          }
+        }
+      }
+      if constexpr (reduces) {  // no other lane reads this vector
+        HGEMM_UNROLL
+        for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
+          atoms::st_shared(const_cast<float*>(from) + slot, partials.sum[slot]);
         }
       }
     }
@@ -265,7 +348,8 @@ struct WarpEpilogue {
   template <int WIDTH, Bias BIAS, int SECOND = Policy::store_through_shared ? vec_elements : 4>
   HGEMM_DEVICE void store_vec(float const* values, int row, int column) const {
     if constexpr (has_expression<Policy>) {
-      store_expression<WIDTH, SECOND>(values, row, column);
+      LanePartials<Policy> none;
+      store_expression<WIDTH, SECOND>(values, row, column, none);
     } else {
       bool const adds_c = Policy::beta && problem.beta != 0.f;
       Vec<Out, WIDTH> c_vec;
@@ -284,15 +368,19 @@ struct WarpEpilogue {
   }
 
   template <int WIDTH, int SECOND>
-  HGEMM_DEVICE void store_expression(float const* values, int row, int column) const {
+  HGEMM_DEVICE void store_expression(float const* values, int row, int column, LanePartials<Policy>& partials) const {
+    NeighboursAt const at{aux_of<Policy>(problem), batch, row, column};
     NeighbourInputs<Policy, WIDTH> inputs;
-    inputs.load(NeighboursAt{aux_of<Policy>(problem), batch, row, column});
+    NeighbourOutputs<Policy, WIDTH> outputs;
+    inputs.load(at);
     Vec<Out, WIDTH> d_vec;
     HGEMM_UNROLL
     for (int e = 0; e < WIDTH; ++e) {
-      d_vec.element[e] = atoms::from_float<Out>(Policy::Expression::apply(values[e], parts == 2 ? values[SECOND + e] : 0.f, inputs, problem, e));
+      d_vec.element[e] = atoms::from_float<Out>(Policy::Expression::apply(values[e], parts == 2 ? values[SECOND + e] : 0.f, inputs, outputs, problem, e));
     }
     atoms::st_global(reinterpret_cast<Vec<Out, WIDTH>*>(d + row * problem.ldd + column), d_vec);
+    outputs.store(at);
+    if constexpr (reduces) outputs.reduce(at, partials);
   }
 };
 

@@ -43,9 +43,10 @@ struct Outputs {
     Tensor rD = make_tensor<Out>(layout);                                            // (WIDTH)
     if constexpr (has_expression<Policy>) {
       NeighbourInputs<Policy, WIDTH> inputs;
+      NoOutputs none;
       inputs.load(NeighboursAt{aux_of<Policy>(problem), batch, row, column});
       CUTE_UNROLL
-      for (int e = 0; e < WIDTH; ++e) rD(e) = Out(Policy::Expression::apply(values(e), 0.f, inputs, problem, e));
+      for (int e = 0; e < WIDTH; ++e) rD(e) = Out(Policy::Expression::apply(values(e), 0.f, inputs, none, problem, e));
     } else {
       if (adds_c) copy(Copy_Atom<LoadGlobal<Word>, Out>{}, gC, rC);
       CUTE_UNROLL

@@ -74,6 +74,10 @@ HGEMM_DEVICE void gemm(Problem const& problem, SharedStorage<Policy>& shared) {
       }
     } else {
       epilogue.run(accumulators, shared.epilogue);
+      if constexpr (reductions_of<Policy> > 0) {
+        RowReduction<Policy, Accumulators, CtaThreads<Policy>, Policy::warp_n>::finish(problem, work.batch, m_first, n_first,
+                                                                                      shared.is_last);
+      }
     }
     atoms::cta_barrier();  // the next tile overwrites shared memory
   }

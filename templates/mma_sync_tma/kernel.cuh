@@ -75,6 +75,10 @@ HGEMM_DEVICE void consume(Problem const& problem, Mainloop<Policy>& mainloop, Sh
       }
     } else {
       epilogue.run(accumulators, shared.epilogue);
+      if constexpr (reductions_of<Policy> > 0) {
+        RowReduction<Policy, Accumulators, Threads, Policy::warp_n>::finish(
+            problem, work.batch, work.tile_m * Policy::tile_m, work.tile_n * Policy::tile_n, shared.is_last);
+      }
     }
   }
 }

@@ -145,9 +145,10 @@ struct Epilogue {
   CUTE_DEVICE void combine(Accumulators const& tCrC, Results& rD, int batch, int m_first, int n_first) const {
     if constexpr (has_expression<Policy>) {
       typename Policy::Expression::template Inputs<OfValues> inputs;
+      NoOutputs none;
       inputs.load(SubtileAt{problem, batch, m_first, n_first});
       CUTE_UNROLL
-      for (int v = 0; v < values; ++v) rD(v) = Out(Policy::Expression::apply(float(tCrC(v)), 0.f, inputs, problem, v));
+      for (int v = 0; v < values; ++v) rD(v) = Out(Policy::Expression::apply(float(tCrC(v)), 0.f, inputs, none, problem, v));
     } else {
       Tensor rC = make_tensor<Out>(Int<values>{});  // (V)
       Tensor rB = make_tensor<Out>(Int<values>{});  // (V)

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <common/activation.cuh>
-#include <common/expression.cuh>
+#include <common/row_reduction.cuh>
 #include <common/tma_pipeline.cuh>
 
 namespace hgemm {
@@ -266,7 +266,63 @@ struct AccumulatorPairs {
     };
   };
 
+  // ---- Results of an expression beside D ----------------------------------------------------------------------------
+
+  template <int COUNT>
+  struct OutOfSubtile {
+    template <OutKind KIND, class T, int INDEX, int SLOT>
+    struct Of {
+      float numbers[COUNT][4];
+
+      HGEMM_DEVICE void put(float x, int j, int e) { numbers[j][e] = x; }
+
+      template <class Subtile>
+      HGEMM_DEVICE void store(SubtileAt<Subtile> const& at) const {
+        if constexpr (KIND == OutKind::matrix) {
+          Aux const& aux = aux_of<Policy>(at.pairs.problem)[INDEX];
+          T* const first = aux_result<T>(aux, at.subtile.batch);
+          HGEMM_UNROLL
+          for (int i = 0; i < 2 * COUNT; ++i) {
+            if (!has<COUNT>(at.subtile, i / 2)) continue;
+            Pair const pair = at.pairs.at(at.subtile, i / 2, i % 2);
+            Two const two = {numbers[i / 2][i % 2 * 2], numbers[i / 2][i % 2 * 2 + 1]};
+            store_two(two, pair, first + pair.m * aux.leading + pair.n, aux.leading);
+          }
+        }
+      }
+
+      // Reduces a lane's columns of its upper and its lower row.
+      template <class Subtile>
+      HGEMM_DEVICE void reduce(SubtileAt<Subtile> const& at, LanePartials<Policy> (&partials)[2]) const {
+        if constexpr (KIND != OutKind::matrix) {
+          HGEMM_UNROLL
+          for (int j = 0; j < COUNT; ++j) {
+            if (!has<COUNT>(at.subtile, j)) continue;
+            HGEMM_UNROLL
+            for (int e = 0; e < 4; ++e) {
+              float& sum = partials[e / 2].sum[SLOT];
+              if (at.pairs.column(at.subtile, j) + e % 2 < at.pairs.columns()) sum = reduced(KIND, sum, numbers[j][e]);
+            }
+          }
+        }
+      }
+    };
+  };
+
   // ---- Store ------------------------------------------------------------------------------------------------------
+
+  // Stores a pair to a matrix of any type.
+  template <class T>
+  HGEMM_DEVICE static void store_two(Two const& two, Pair const& at, T* to, int64_t leading) {
+    if (!at.first_inside) return;
+    if (paired && at.second_inside) {
+      Vec<T, 2> const both = {{atoms::from_float<T>(two.x), atoms::from_float<T>(two.y)}};
+      atoms::st_global(reinterpret_cast<Vec<T, 2>*>(to), both);
+    } else {
+      atoms::st_global(to, atoms::from_float<T>(two.x));
+      if (at.second_inside) atoms::st_global(to + (Policy::swap_ab ? leading : 1), atoms::from_float<T>(two.y));
+    }
+  }
 
   HGEMM_DEVICE void store(Two const& two, Pair const& at, int batch) const {
     if (!at.first_inside) return;
@@ -328,6 +384,7 @@ struct Epilogue {
   bool stores;           // whether this thread issues the warpgroup's TMA stores
   Pairs pairs;
   int stage = 0;
+  LanePartials<Policy> partials[reductions_of<Policy> > 0 ? 2 : 1];  // of this lane's upper and lower row
 
   HGEMM_DEVICE Epilogue(Problem const& problem, TensorMap const& map, Shared& shared, int consumer, bool stores)
       : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128), stores(stores),
@@ -423,7 +480,13 @@ struct Epilogue {
     EpilogueSubtile<Accumulators::in_pairs> subtile;
     subtile.place(index, batch, row_first, column_first);
     subtile.pick(accumulators, index);
+    if constexpr (reductions_of<Policy> > 0) {
+      if (index % subtiles == 0) clear(partials[0]), clear(partials[1]);
+    }
     finish_subtile<PLAIN, BIAS>(subtile, adds_c);
+    if constexpr (reductions_of<Policy> > 0) {
+      if (index % subtiles == subtiles - 1) store_partials(subtile, column_first);
+    }
   }
 
   template <bool PLAIN, Bias BIAS, class Subtile>
@@ -468,7 +531,7 @@ struct Epilogue {
 
   // alpha * accumulator + beta * C + bias of a subtile. All its loads come first.
   template <bool ADDS_C, Bias BIAS, class Subtile>
-  HGEMM_DEVICE void combine(Subtile const& subtile, float (&results)[columns / 8][4]) const {
+  HGEMM_DEVICE void combine(Subtile const& subtile, float (&results)[columns / 8][4]) {
     if constexpr (has_expression<Policy>) {
       evaluate(subtile, results);
     } else {
@@ -492,9 +555,11 @@ struct Epilogue {
 
   // The expression of a subtile. All its loads come first.
   template <class Subtile>
-  HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4]) const {
+  HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4]) {
+    typename Policy::Expression::template Outputs<Pairs::template OutOfSubtile<columns / 8>::template Of> outputs;
     typename Policy::Expression::template Inputs<Pairs::template OfSubtile<columns / 8>::template Of> inputs;
-    inputs.load(typename Pairs::template SubtileAt<Subtile>{pairs, subtile});
+    typename Pairs::template SubtileAt<Subtile> const at{pairs, subtile};
+    inputs.load(at);
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       if (last_columns < columns && j >= subtile.count / 8) continue;
@@ -502,7 +567,25 @@ struct Epilogue {
       for (int e = 0; e < 4; ++e) {
         float const first = Pairs::accumulator(subtile.bits[parts * j], e);
         float const second = parts == 2 ? Pairs::accumulator(subtile.bits[parts * j + parts - 1], e) : 0.f;
-        results[j][e] = Policy::Expression::apply(first, second, inputs, problem, j, e);
+        results[j][e] = Policy::Expression::apply(first, second, inputs, outputs, problem, j, e);
+      }
+    }
+    outputs.store(at);
+    if constexpr (reductions_of<Policy> > 0) outputs.reduce(at, partials);
+  }
+
+  // Stores what a warp has reduced of its rows over all columns of a tile, whose first column of B is `column_first`.
+  template <class Subtile>
+  HGEMM_DEVICE void store_partials(Subtile const& subtile, int column_first) {
+    HGEMM_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      reduce_quad(partials[half]);
+      int const row = pairs.row(subtile, half);
+      if (thread % 4 != 0 || row >= problem.m || column_first >= problem.n) continue;
+      HGEMM_UNROLL
+      for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
+        int const panel = column_first / Policy::tile_n;
+        atoms::st_global(RowPartials<Policy::tile_n>::at(problem, slot, subtile.batch, panel, row), partials[half].sum[slot]);
       }
     }
   }

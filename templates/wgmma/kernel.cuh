@@ -28,12 +28,16 @@ HGEMM_DEVICE constexpr bool adds_parts() {
 }
 
 template <class Policy>
+inline constexpr int flags_of =
+    (is_stream_k<Policy> || is_at_launch<Policy> || reductions_of<Policy> > 0) && Policy::pingpong ? Policy::consumers : 1;
+
+template <class Policy>
 struct SharedStorage {
   typename Mainloop<Policy>::Shared mainloop;
   typename Epilogue<Policy>::Shared epilogue;
   typename Mainloop<Policy>::Barriers barriers;
-  // Whether this CTA is the last to store its partials of a tile. With pingpong, each consumer has a flag.
-  uint32_t is_last[(is_stream_k<Policy> || is_at_launch<Policy>) && Policy::pingpong ? Policy::consumers : 1];
+  // Whether this CTA is the last to store its partials of a tile, or of a row of tiles. With pingpong, each consumer has a flag.
+  uint32_t is_last[flags_of<Policy>];
 };
 
 // The scheduler hands out cluster tiles. A cluster tile holds the tiles of all CTAs of a cluster. tile_m and tile_n are its
@@ -218,6 +222,10 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         epilogue.template run_share<InCluster>(&shared.mainloop, work.split, work.batch, mine.m_first + m_offset, mine.n_first);
       } else {
         epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
+        if constexpr (reductions_of<Policy> > 0) {
+          RowReduction<Policy, Accumulators, Threads, Policy::tile_n>::finish(
+              problem, work.batch, mine.m_first, mine.n_first, shared.is_last[Policy::pingpong ? consumer : 0]);
+        }
       }
     }
     epilogue.finish();

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.epilogue import count_of
+from generator.epilogue import count_of, reduces
 from generator.families.base import IN_ORDER, Plan
 from generator.families.common import OPCODE_SUFFIXES
 from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_parts
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
-from hgemm.epilogue import accumulators_of, has_vectors
+from hgemm.epilogue import accumulators_of, has_vectors, numbers_of
 from hgemm.problem import LAUNCH
 from hgemm.tensor_maps import ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, store_boxes
 
@@ -127,6 +127,7 @@ class WgmmaPlan(Plan):
             bias=self.adds_vectors,
             cluster_splits=spec.schedule.splits if spec.schedule.kind == "split_k_cluster" else 0,
             accumulators=accumulators_of(spec.epilogue),
+            numbers=numbers_of(spec.epilogue),
         )
 
     @property
@@ -155,7 +156,8 @@ class WgmmaPlan(Plan):
     @property
     def barrier_bytes(self) -> int:
         """Full and empty barriers of each stage, those of ping-pong, and the results of counters, one per concurrent reduction."""
-        results = self.spec.consumers if self.pingpong and self.shares_tiles else 1
+        shares = self.shares_tiles or reduces(self.spec.epilogue)
+        results = self.spec.consumers if self.pingpong and shares else 1
         return BARRIER_BYTES * (2 * self.spec.stages + PINGPONG_BARRIERS) + RESULT_BYTES * results
 
     @cached_property
