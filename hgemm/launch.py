@@ -211,10 +211,8 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
         yield f"{count} CTA tiles exceed the {MAX_CTAS} of a launch: use a larger tile, or a smaller batch"
     counters = used_counters(traits, problem.m, problem.n, problem.batch, problem.options)
     if counters > WORKSPACE_COUNTERS:
-        yield (
-            f"{counters} tiles share k, or rows of tiles are reduced: a workspace has counters for {WORKSPACE_COUNTERS}; "
-            "use 1 split, or a larger tile"
-        )
+        what, fix = ("rows of tiles are reduced", "") if traits.panel_columns else ("tiles share k", "1 split, or ")
+        yield f"{counters} {what}: a workspace has counters for {WORKSPACE_COUNTERS}; use {fix}a larger tile"
 
 
 def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
