@@ -283,9 +283,14 @@ def _kind(code: int) -> str:
 
 
 def epilogues_of(traits: Iterable[LaunchTraits]) -> list[Epilogue]:
-    """Return the expressions of kernels in the order of their hashes. Raises LibraryError if two have the same hash."""
+    """Return the expressions of kernels in the order of their hashes.
+
+    Raises: LibraryError if two have the same hash, or one has further results, which C does not pass.
+    """
     found: dict[str, Epilogue] = {}
     for one in traits:
+        if one.outputs:
+            raise LibraryError(f"{one.symbol} cannot be exported: its epilogue returns more than D: leave it out with --where")
         if one.epilogue and found.setdefault(one.epilogue.hash, one.epilogue) != one.epilogue:
             raise LibraryError(
                 f"{one.symbol} cannot be exported: another kernel's epilogue has its hash, {one.epilogue.hash}: export it alone"
