@@ -257,7 +257,7 @@ def test_a_damaged_image_is_refused(paper_export: Path, cuda: dict[str, str], tm
     copied = Path(shutil.copytree(paper_export, tmp_path / "damaged"))
     path = copied / "src" / "images.bin"
     blob = path.read_bytes()
-    shared = copied / "lib" / "libhgemm.so"
+    (shared,) = (copied / "lib").glob("libhgemm.so.*")
     content = shared.read_bytes()
     assert content.count(blob) == 1
     shared.write_bytes(content.replace(blob, bytes(len(blob))))
@@ -285,6 +285,12 @@ def test_tensor_maps_are_encoded_as_python_encodes_them(probe: Path, cuda: dict[
     assert [match[2] for match in told] == ["4096 16777216", "4096 4096", "16384 67108864"]
     launch = next(line.split() for line in lines if line.startswith("launch"))
     assert "_sm90a_" in launch[1] and int(launch[3]) <= 132
+
+
+def test_products_with_the_arguments_of_blas(paper_export: Path, cuda: dict[str, str], tmp_path: Path) -> None:
+    program = built(ROOT / "tests" / "gemm_ex.c", tmp_path / "gemm_ex", paper_export, "-std=c99", "-pedantic")
+    done = run(program, FAKE_CAPABILITY="80", **cuda)
+    assert done.stdout == "0 0 0 0 0 0 0 0 0 5 5 7 11\n", done.stdout + done.stderr
 
 
 # ---- The handle's workspaces ----------------------------------------------------------------------------------------

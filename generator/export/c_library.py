@@ -108,7 +108,10 @@ def _headers(inputs: dict[str, str], symbol: str, templates: Path) -> Iterator[t
 # ==== The C compiler ====
 
 
-SOURCES = ("check", "driver", "errors", "handle", "images", "launch", "select", "table", "unmet", "workspace")
+SOURCES = ("check", "driver", "errors", "gemm", "handle", "images", "launch", "select", "table", "unmet", "workspace")
+_MAJOR, _MINOR, _PATCH = __version__.split(".")
+ABI = _MAJOR if int(_MAJOR) else f"{_MAJOR}.{_MINOR}"
+"""The version in the soname. Versions with the same one are compatible; before 1.0, each minor version has its own."""
 _FLAGS = (
     "-std=c11",
     "-O2",
@@ -141,7 +144,7 @@ def compiler_version(compiler: str) -> str:
 
 
 def build(folder: Path, name: str, compiler: str, blas: bool = False) -> None:
-    """Compile and link lib/lib<name>.a and .so in an exported folder. The result is the same in any folder, at any time.
+    """Compile and link lib/lib<name>.a and .so.<ABI> in an exported folder. The result is the same in any folder, at any time.
 
     `blas` adds lib<name>_blas.so, which has the functions of cuBLAS.
 
@@ -154,10 +157,12 @@ def build(folder: Path, name: str, compiler: str, blas: bool = False) -> None:
         defines = [f"-D{name.upper()}_API={api}", f'-D{name.upper()}_IMAGES="src/images.bin"']
         for source in SOURCES:
             _run(folder, compiler, *_FLAGS, *defines, "-c", f"src/{source}.c", "-o", f"objects/{kind}/{source}.o")
-    archive, shared = f"lib/lib{name}.a", f"lib/lib{name}.so"
+    archive, shared = f"lib/lib{name}.a", f"lib/lib{name}.so.{ABI}"
     _run(folder, "ar", "rcsD", archive, *(f"objects/a/{source}.o" for source in SOURCES))
     inputs = [f"objects/so/{source}.o" for source in SOURCES]
-    _run(folder, compiler, *_LINK_FLAGS, f"-Wl,-soname,lib{name}.so", "-o", shared, *inputs, "-ldl", "-lpthread")
+    soname = Path(shared).name  # programs ask for this name when they start
+    _run(folder, compiler, *_LINK_FLAGS, f"-Wl,-soname,{soname}", "-o", shared, *inputs, "-ldl", "-lpthread")
+    (folder / "lib" / f"lib{name}.so").symlink_to(soname)
     shutil.rmtree(objects)
     if blas:
         build_blas(folder, name, _FLAGS, _run, compiler)
@@ -289,7 +294,10 @@ def _templates(folder: Path, name: str) -> dict[str, bytes]:
     sources = sorted(f"src/{path.name}" for path in (folder / "src").iterdir())
     places = {**{source: source for source in sources}, **_DESTINATIONS}
     texts = {place.format(name=name): (folder / path).read_text(encoding="utf-8") for path, place in places.items()}
-    words = {"@VERSION@": __version__, "@SOURCES@": " ".join(f"{source}.c" for source in SOURCES)}
+    words = {
+        **{"@VERSION@": __version__, "@ABI@": ABI, "@MAJOR@": _MAJOR, "@MINOR@": _MINOR, "@PATCH@": _PATCH},
+        "@SOURCES@": " ".join(f"{source}.c" for source in SOURCES),
+    }
     return {place: _filled(renamed(with_enums(text), name), words).encode() for place, text in texts.items()}
 
 

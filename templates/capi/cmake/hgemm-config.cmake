@@ -1,7 +1,7 @@
 # For find_package(hgemm CONFIG). Defines hgemm::hgemm (shared library) and hgemm::hgemm_static.
 get_filename_component(_hgemm_root "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 
-foreach(_hgemm_file libhgemm.so libhgemm.a)
+foreach(_hgemm_file libhgemm.so.@ABI@ libhgemm.a)
   if(NOT EXISTS "${_hgemm_root}/lib/${_hgemm_file}")
     set(hgemm_FOUND FALSE)
     set(hgemm_NOT_FOUND_MESSAGE "${_hgemm_root}/lib/${_hgemm_file} does not exist: build it with add_subdirectory(${_hgemm_root})")
@@ -15,8 +15,8 @@ find_dependency(Threads)
 if(NOT TARGET hgemm::hgemm)
   add_library(hgemm::hgemm SHARED IMPORTED)
   set_target_properties(hgemm::hgemm PROPERTIES
-    IMPORTED_LOCATION "${_hgemm_root}/lib/libhgemm.so"
-    IMPORTED_SONAME libhgemm.so
+    IMPORTED_LOCATION "${_hgemm_root}/lib/libhgemm.so.@ABI@"
+    IMPORTED_SONAME libhgemm.so.@ABI@
     INTERFACE_INCLUDE_DIRECTORIES "${_hgemm_root}/include")
 
   add_library(hgemm::hgemm_static STATIC IMPORTED)
