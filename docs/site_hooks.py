@@ -237,15 +237,29 @@ def _plain(comment: str) -> str:
 
 # ---- Measurements ----------------------------------------------------------------------------------------------------
 
-BATCH_INVARIANCE = ROOT / "benchmarks" / "data" / "batch_invariance_h100.json"
-BATCH_INVARIANCE_COMMAND = "python -m benchmarks.batch_invariance --library emitted --json batch_invariance.json"
+BATCH_INVARIANCE = tuple(ROOT / "benchmarks" / "data" / f"batch_invariance_{card}.json" for card in ("h100", "h200"))
+BATCH_INVARIANCE_COMMANDS = """\
+    generate --catalog hopper,hopper_bias --library build/invariant
+    python -m benchmarks.batch_invariance --library build/invariant --json batch_invariance.json
+"""
 
 
 def batch_invariance() -> str:
-    """Return the bits and the speed of batch-invariant products, or the command that measures them if there is no data."""
-    if not BATCH_INVARIANCE.exists():
-        return f"It is not measured yet. On a machine with a GPU, measure it with\n\n    {BATCH_INVARIANCE_COMMAND}\n"
-    data = json.loads(BATCH_INVARIANCE.read_text())
+    """Return the bits and the speed of batch-invariant products on each card, and the commands that measure them."""
+    measured = [json.loads(path.read_text()) for path in BATCH_INVARIANCE if path.exists()]
+    if not measured:
+        return f"It is not measured yet. On a machine with a GPU, measure it with\n\n{BATCH_INVARIANCE_COMMANDS}"
+    lines = (
+        "The first columns count the numbers of rows m for which some row differs from the same row in a product of 8192 rows. "
+        f"The others are speeds of batch-invariant products for {', '.join(map(str, measured[0]['pairs'][0]['m']))} rows: the "
+        "geometric mean, and the minimum in parentheses. Triton is the faster of two batch-invariant kernels with one tile each.",
+        *map(_batch_invariance_of, measured),
+        f"Commands:\n\n{BATCH_INVARIANCE_COMMANDS}",
+    )
+    return "\n\n".join(lines)
+
+
+def _batch_invariance_of(data: dict[str, Any]) -> str:
     bits = {(one["n"], one["k"]): one for one in data["bits"]}
     triton = [name for name in data["pairs"][0]["ratio"] if name.startswith("triton")]
     rows = []
@@ -257,15 +271,7 @@ def batch_invariance() -> str:
         rows.append((f"{pair['n']}, {pair['k']}", *differing, *map(_mean_and_least, speeds)))
     header = ("n, k", "differing: invariant", "ordinary", "torch", "speed over ordinary", "over torch", "over Triton")
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
-    lines = (
-        "The first columns count the numbers of rows m for which some row differs from the same row in a product of 8192 rows. "
-        f"The others are speeds of batch-invariant products for {', '.join(map(str, data['pairs'][0]['m']))} rows: the "
-        "geometric mean, and the minimum in parentheses. Triton is the faster of two batch-invariant kernels with one tile each.",
-        table(header, rows),
-        f"{data['device']}, {data['date']}, {versions}, f16, CUDA graphs. Command:",
-        f"    {BATCH_INVARIANCE_COMMAND}",
-    )
-    return "\n\n".join(lines) + "\n"
+    return f"{table(header, rows)}\n\n{data['device']}, {data['date']}, {versions}, f16, CUDA graphs."
 
 
 def _mean_and_least(ratios: list[float]) -> str:
