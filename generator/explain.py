@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,9 +11,9 @@ from generator.build.inspect import occupancy
 from generator.errors import RequestError
 from generator.families import alias_of
 from generator.families.base import Plan
-from generator.spec import symbol_of
+from generator.spec import differing, symbol_of
 from generator.sweep import Candidate
-from generator.tables import cell
+from generator.tables import cell, fitted
 from hgemm.launch import PARTIAL_TILES_PER_CTA
 from hgemm.model.kernel import Size
 from hgemm.model.predict import card_for, report
@@ -97,6 +98,40 @@ def expected_resources(plan: Plan) -> dict[str, Any]:
 
 # ==== As text ====
 
+_COMPARED = ("predicted_us", "ctas_per_sm", "needed_registers", "smem_bytes", "bound", "k_tile_cycles")
+"""Numbers of a plan, its model and its problem that a table of several explanations has."""
+
+
+def explanations_text(explanations: Sequence[dict[str, Any]], width: int) -> tuple[str, str]:
+    """Return one explanation in full, or a table of several, and a note about columns that do not fit `width` characters.
+
+    The table has a row for each combination, with the fields in which they differ. Violated rules follow below.
+    """
+    if len(explanations) == 1:
+        return explanation_text(explanations[0]), ""
+    names = differing({name: {one["spec"][name] for one in explanations} for name in explanations[0]["spec"]})
+    rows = [_compared(one) for one in explanations]
+    known = [name for name in _COMPARED if any(row[name] is not None for row in rows)]
+    table = fitted(rows, ["legal"], [*known, *names], width)
+    broken = "".join(
+        f"{one['symbol']} is illegal:\n" + "".join(f"{line}\n" for line in _broken_lines(one))
+        for one in explanations
+        if not one["legal"]
+    )
+    return table.text + broken, table.note("--json prints them. One combination is explained in full")
+
+
+def _compared(explanation: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a combination."""
+    model = explanation["model"] or {}
+    numbers = {**explanation["plan"], **model, **(model.get("problem") or {})}
+    found = {name: numbers.get(name) for name in _COMPARED}
+    return {**explanation["spec"], **found, "legal": explanation["legal"], "symbol": explanation["symbol"]}
+
+
+def _broken_lines(explanation: dict[str, Any]) -> list[str]:
+    return [f"    {broken['rule']}: {broken['message']}. {broken['fix']}" for broken in explanation["broken"]]
+
 
 def explanation_text(explanation: dict[str, Any]) -> str:
     """Return an explanation as text. Planned fields are marked with a star."""
@@ -111,7 +146,7 @@ def explanation_text(explanation: dict[str, Any]) -> str:
         lines += model_lines(explanation["model"], _WIDTH)
         return "\n".join([*lines, "  legal"]) + "\n"
     lines += [f"  illegal, breaks {len(explanation['broken'])}:"]
-    lines += [f"    {broken['rule']}: {broken['message']}. {broken['fix']}" for broken in explanation["broken"]]
+    lines += _broken_lines(explanation)
     return "\n".join(lines) + "\n"
 
 

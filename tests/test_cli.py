@@ -149,6 +149,20 @@ def test_explain_prints_every_rule_of_every_combination(capsys) -> None:
     assert {broken["rule"] for broken in found[0]["broken"]} >= {"registers"} and found[1]["planned"][0] == "dtype_a"
 
 
+def test_explain_of_several_combinations_is_a_table_with_the_broken_rules(capsys) -> None:
+    asked = ["--arch", "89", "--tile", "256x256x64,64x64x32", "--stages", "4", "--m", "512"]
+    status, out, err = hgemm(capsys, "explain", *asked)
+    table, _, broken = out.partition(" is illegal:\n")
+    assert status == 0 and "legal  predicted_us  ctas_per_sm" in table and len(out.splitlines()) < 10
+    assert broken.startswith("    shared_memory: tile 256x256x64 with 4 stages needs")
+    assert "One combination is explained in full" in err
+
+
+def test_the_catalog_of_one_gpu_counts_its_kernels(capsys, tmp_path: Path) -> None:
+    _, _, err = generate(capsys, "--catalog", "tf32_hopper,small_m", "--arch", "89", "--dry-run", "--library", tmp_path)
+    assert "illegal" not in err and re.search(r"the catalog has \d+ kernels? for 89, and \d+ for other GPUs", err)
+
+
 def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) -> None:
     arguments = ["--arch", "89", "--tile", "32x32x16,256x256x64", "--stages", "4", "--dry-run", "--library", tmp_path]
     status, out, err = generate(capsys, *arguments)

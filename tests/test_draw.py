@@ -18,7 +18,7 @@ from generator.errors import RequestError
 from generator.families.base import Plan
 from generator.layouts import conflicts
 from generator.planner import plan_of, resolve
-from generator.report.draw import Svg, fragments_of, group_of, picture_of, unswizzled, view_of
+from generator.report.draw import Svg, fragments_of, group_of, picture_of, png_of, unswizzled, view_of
 from generator.spec import parse_field
 from generator.store.library import Library
 
@@ -151,9 +151,17 @@ def test_the_verb_draws_a_variant_of_the_library(small_library: Library, tmp_pat
     assert re.search(r"4 variants: write", str(several.exception))
 
 
+def test_a_picture_is_written_as_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    svg = Svg()
+    svg.text(10, 20, "$a$ < b & c")
+    found = png_of(svg.document())
+    assert found.startswith(b"\x89PNG") and len(found) > 500
+
+
 def test_no_svg_is_written_to_a_file_that_is_named_otherwise(tmp_path: Path) -> None:
-    done = CliRunner().invoke(draw.draw_command, ["hgemm_x", "--to", str(tmp_path / "tile.png")])
-    assert isinstance(done.exception, RequestError) and "not an SVG file" in str(done.exception)
+    done = CliRunner().invoke(draw.draw_command, ["hgemm_x", "--to", str(tmp_path / "tile.pdf")])
+    assert isinstance(done.exception, RequestError) and "neither SVG nor PNG" in str(done.exception)
     assert not [*tmp_path.iterdir()]
 
 

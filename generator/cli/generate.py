@@ -55,7 +55,7 @@ def run(options: dict[str, Any]) -> int:
         raise RequestError(next(iter(missing.values())))
     note_hints(asked)
     if asked.illegal:
-        click.echo(f"generate: {asked.summary('and skipped')}; --explain shows the reasons", err=True)
+        click.echo(f"generate: {_skipped(asked, options)}; --explain shows the reasons", err=True)
     for reason, count in Counter(missing.values()).items():
         click.echo(f"generate: {counted(count, 'combination')} skipped: {reason}", err=True)
     tiles = sorted({str(plan.spec.cta_tile) for plan in available})
@@ -95,6 +95,14 @@ def run(options: dict[str, Any]) -> int:
         if row.error:
             click.echo(f"generate: error: {row.error}", err=True)
     return int(any(row.error for row in rows))
+
+
+def _skipped(asked: Sweep, options: Mapping[str, Any]) -> str:
+    """Return what the request asks for and cannot be built. A catalog has kernels of many GPUs, so it is not the user's mistake."""
+    if options["catalog"] is None or not options["arch"]:
+        return asked.summary("and skipped")
+    kernels = counted(len(asked.plans), "kernel")
+    return f"the catalog has {kernels} for {options['arch']}, and {len(asked.illegal)} for other GPUs"
 
 
 def _workers(jobs: int | None) -> int:
@@ -275,14 +283,17 @@ def _print_records(rows: Sequence[_Row], library: Library) -> None:
 
 def print_explanations(asked: Sweep, as_json: bool, question: Any = None) -> int:
     """Print an explanation of each combination. Return the exit status: 2 if no combination is legal."""
-    from generator.explain import Question, explain, explanation_text  # loads the cost model
+    from generator.explain import Question, explain, explanations_text  # loads the cost model
 
     explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
     note_hints(asked)
     if as_json:
         click.echo(json.dumps(explanations, indent=1))
     else:
-        click.echo("\n".join(map(explanation_text, explanations)), nl=False)
+        text, note = explanations_text(explanations, line_width())
+        click.echo(text, nl=False)
+        if note:
+            click.echo(f"{click.get_current_context().find_root().info_name}: {note}", err=True)
     return 0 if asked.plans else 2
 
 

@@ -39,7 +39,7 @@ from generator.errors import RequestError
 from generator.explain import Question
 from generator.planner import plan_of
 from generator.proof.jobs import host_toolchain
-from generator.report.draw import picture_of
+from generator.report.draw import picture_of, png_of
 from generator.spec import Spec
 from generator.store.library import Library
 from generator.store.query import Selection, resolve_one
@@ -191,17 +191,19 @@ Examples:
 @click.command("draw", help=_DRAW_HELP)
 @click.argument("symbol", type=Symbol())
 @library_option
-@click.option("-o", "--to", type=_FILE, metavar="FILE", help="Write to FILE: tile.svg. Default: stdout.")
+@click.option(
+    "-o", "--to", type=_FILE, metavar="FILE", help="Write to FILE: tile.svg or tile.png. Default: SVG to stdout."
+)
 def draw_command(symbol: str, library: Path, to: Path | None) -> None:
-    if to and to.suffix.lower() not in ("", ".svg"):
-        raise RequestError(f"--to {to} is not an SVG file: use a name that ends in .svg")
+    if to and to.suffix.lower() not in ("", ".svg", ".png"):
+        raise RequestError(f"--to {to} is neither SVG nor PNG: use a name that ends in .svg or .png")
     opened = Library(library)
     record = opened.load(resolve_one(opened, symbol), verify=False).record
     picture = picture_of(plan_of(Spec.from_dict(record.data["spec"])), record.symbol)
     if to is None:
         click.echo(picture, nl=False)
     else:
-        write_atomically(to, picture.encode(), "--to")
+        write_atomically(to, png_of(picture) if to.suffix.lower() == ".png" else picture.encode(), "--to")
         click.echo(to)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from generator.errors import RequestError
@@ -14,6 +16,7 @@ from generator.families.base import Plan
 from generator.families.mma_sync_direct.plan import DirectPlan
 from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan
+from generator.ladders.results import require_matplotlib
 from generator.layouts import BANKS, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
 from generator.spec import Smem
 
@@ -358,6 +361,49 @@ def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
     for fragment in in_registers:
         x += draw_fragment(svg, x, y + 26, fragment)[0] + _GAP
     return svg
+
+
+# ==== PNG ====
+
+_PNG_DPI, _SVG_DPI = 144, 96
+_ANCHORS = {"start": "left", "middle": "center", "end": "right"}
+
+
+def png_of(picture: str) -> bytes:
+    """Return a picture of this module as PNG. It consists of rectangles and texts. Raises: HgemmError without matplotlib."""
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # 0.5 s, and an extra
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    root = ElementTree.fromstring(picture)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    figure = Figure(figsize=(width / _SVG_DPI, height / _SVG_DPI), dpi=_PNG_DPI)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    for element in root:
+        given = element.attrib
+        if element.tag.endswith("rect"):
+            place = float(given.get("x", 0)), float(given.get("y", 0))
+            size = float(given["width"]), float(given["height"])
+            line = float(given.get("stroke-width", 1)) * 72 / _SVG_DPI
+            colours = {"facecolor": given.get("fill", "none"), "edgecolor": given.get("stroke", "none")}
+            axes.add_patch(Rectangle(place, *size, linewidth=line, **colours))
+        else:
+            axes.text(
+                *(float(given["x"]), float(given["y"]), element.text or ""),
+                fontsize=float(given["font-size"]) * 72 / _SVG_DPI,
+                fontweight=given.get("font-weight", "normal"),
+                color=given.get("fill", "black"),
+                horizontalalignment=_ANCHORS[given.get("text-anchor", "start")],
+                verticalalignment="baseline",
+                family="sans-serif",
+                parse_math=False,
+            )
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
 
 
 # ==== The pictures of a report ====
