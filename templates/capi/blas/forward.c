@@ -122,6 +122,20 @@ static _Atomic(void *) targets[COUNT];
 
 static int not_supported(void) { return BLAS_NOT_SUPPORTED; }
 
+/* Returns a function of the cuBLASLt that the program has loaded, or null. cuBLASLt accepts handles of cuBLAS, so calls with ours
+ * must not reach it. Other calls must, also without a real cuBLAS. */
+static void *light(char const *name) {
+  static char const *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+  void *found = NULL;
+  if (strncmp(name, "cublasLt", 8) != 0) return NULL;
+  found = dlsym(RTLD_NEXT, name);
+  for (size_t i = 0; found == NULL && i < sizeof files / sizeof *files; ++i) {
+    void *const loaded = dlopen(files[i], RTLD_LAZY | RTLD_NOLOAD);
+    if (loaded != NULL) found = dlsym(loaded, name);
+  }
+  return found;
+}
+
 /* Returns the function to jump to. Replaces *first if it is one of our handles. */
 __attribute__((used, visibility("hidden"))) void *hgemm_blas_target(uint32_t index, void **first) {
   int (*const refuse)(void) = not_supported;
@@ -130,6 +144,7 @@ __attribute__((used, visibility("hidden"))) void *hgemm_blas_target(uint32_t ind
   void *real;
   if (target == NULL) {
     target = hgemm_blas_real(names[index]);
+    if (target == NULL && own == NULL) target = light(names[index]);
     if (target != NULL) atomic_store_explicit(&targets[index], target, memory_order_release);
   }
   if (own != NULL && target != NULL) {
