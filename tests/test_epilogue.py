@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import random
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from conftest import ROOT, subject_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.epilogue_fuzz import check, drawn
 from generator import epilogue as emission
 from generator.build.emit import emit
 from generator.build.pipeline import planned
@@ -534,6 +536,20 @@ FAMILIES = (
     {"arch": "sm_90a", "tile": "128x64x64", "swap_ab": "on"},
     {"arch": "sm_90", "tile": "64x64x32", "copy": "tma"},
 )
+
+
+@pytest.mark.parametrize("at", [7, 29])  # a further result, and a gated pair with a reduction
+def test_a_random_expression_is_right(at: int, hasty_workshop: HostToolchain) -> None:
+    assert not check(drawn(random.Random(at), at), hasty_workshop)[0].startswith("failed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(6))
+def test_random_expressions_are_right(part: int, hasty_workshop: HostToolchain) -> None:
+    """50 of 300 kernels: of all families, with gated pairs, further results and reductions."""
+    options = [drawn(random.Random(1000 + at), at) for at in range(50 * part, 50 * (part + 1))]
+    verdicts = [(check(one, hasty_workshop)[0], one) for one in options]
+    assert not [(verdict, one) for verdict, one in verdicts if verdict.startswith("failed")]
 
 
 @pytest.mark.slow

@@ -290,7 +290,9 @@ def epilogues_of(traits: Iterable[LaunchTraits]) -> list[Epilogue]:
     found: dict[str, Epilogue] = {}
     for one in traits:
         if one.outputs:
-            raise LibraryError(f"{one.symbol} cannot be exported: its epilogue returns more than D: leave it out with --where")
+            raise LibraryError(
+                f"{one.symbol} cannot be exported: its epilogue returns more than D: leave it out with --where"
+            )
         if one.epilogue and found.setdefault(one.epilogue.hash, one.epilogue) != one.epilogue:
             raise LibraryError(
                 f"{one.symbol} cannot be exported: another kernel's epilogue has its hash, {one.epilogue.hash}: export it alone"
