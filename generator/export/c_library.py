@@ -162,7 +162,9 @@ def build(folder: Path, name: str, compiler: str, blas: bool = False) -> None:
     inputs = [f"objects/so/{source}.o" for source in SOURCES]
     soname = Path(shared).name  # programs ask for this name when they start
     _run(folder, compiler, *_LINK_FLAGS, f"-Wl,-soname,{soname}", "-o", shared, *inputs, "-ldl", "-lpthread")
-    (folder / "lib" / f"lib{name}.so").symlink_to(soname)
+    link = folder / "lib" / f"lib{name}.so"
+    link.unlink(missing_ok=True)  # of an earlier build in this folder
+    link.symlink_to(soname)
     shutil.rmtree(objects)
     if blas:
         build_blas(folder, name, _FLAGS, _run, compiler)
