@@ -221,7 +221,7 @@ def _wrapped(declaration: str) -> str:
     """Return a declaration with a line for each parameter if it is long."""
     if len(declaration) <= 80:
         return declaration
-    begin, _, parameters = declaration.partition("(")
+    begin, _, parameters = re.sub(r"\s+", " ", declaration).partition("(")
     return f"{begin}(\n    " + ",\n    ".join(parameters.rstrip(")").split(", ")) + ")"
 
 
