@@ -54,8 +54,11 @@ def matmul(
     Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
     Raises: as Library.matmul, and LibraryError if there is no library.
     """
-    plain = out is None and workspace is None and stream is None and epilogue is None and inputs is None
-    if plain and not precision and not cublas_order and _is_torch(a):
+    plain = out is None and workspace is None and stream is None and not precision and not cublas_order
+    if plain and epilogue is not None and activation is None and _is_torch(a):
+        named = {name: x for name, x in (("bias", bias), ("c", c)) if x is not None}
+        return _of_torch().fused(a, b, epilogue, {**named, **(inputs or {})}, alpha, beta, batch_invariant)
+    if plain and epilogue is None and not inputs and _is_torch(a):
         options = {"alpha": alpha, "beta": beta, "activation": activation or "none"}
         return _of_torch().matmul(a, b, bias, c, **options, batch_invariant=batch_invariant)
     product = (a, b, out, bias, activation, alpha, beta, c, workspace, stream, precision, batch_invariant)
@@ -107,8 +110,9 @@ def _is_torch(array: Any) -> bool:
 
 def _of_torch() -> Any:
     """Return hgemm.torch with a library: the one in use, or the default one without the operator in C++, which takes long."""
-    import hgemm.torch.operator as operator  # programs without torch use this module, too
+    import hgemm.torch  # programs without torch use this module, too
+    from hgemm.torch import operator
 
     if not operator.has_library():
         operator.use(library(), cpp=False)
-    return operator
+    return hgemm.torch

@@ -1,0 +1,225 @@
+"""The operator torch.ops.hgemm.fused: products with an expression, and their gradients, which are traced from the expression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hgemm.epilogue import PAIR_COLUMNS, Epilogue, columns_of_d, parse_epilogue
+from hgemm.epilogue_gradient import GRADIENT, evaluate, gradients, needed
+from hgemm.epilogue_language import Value, as_epilogue
+from hgemm.errors import ProblemError
+from hgemm.gated import interleave
+from hgemm.torch import operator
+
+SCHEMA = (
+    "(Tensor a, Tensor b, Tensor[] arrays, *, str epilogue, str[] names, float[] numbers, "
+    "float alpha=1.0, float beta=0.0, bool batch_invariant=False) -> Tensor"
+)
+"""`names` are those of `arrays`, then those of `numbers`, which are scalars. `epilogue` is the text of an expression."""
+TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+FUNCTIONS = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "minimum": torch.fmin,
+    "maximum": torch.fmax,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "lt": torch.lt,
+    "le": torch.le,
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "where": torch.where,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "erf": torch.erf,
+    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "f16": lambda x: x.half().to(x.dtype),
+    "bf16": lambda x: x.bfloat16().to(x.dtype),
+}
+"""The operations of expressions, for derivatives."""
+
+
+def fused(
+    a: Tensor,
+    b: Tensor,
+    epilogue: Any,
+    inputs: Mapping[str, Any] | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    batch_invariant: bool = False,
+) -> Tensor:
+    """Return the expression of a product as a new tensor, with gradients for a, b and all inputs that are tensors.
+
+    `epilogue` is a Python function, a text, or a traced function, as for Library.matmul. The backward pass computes the product
+    again if a derivative needs it, and sums gradients of inputs in f32. Tensors among the inputs are converted to the types
+    that the expression has.
+
+    Shapes: as Library.matmul.
+    Raises: ProblemError for inputs that the expression lacks, or that are missing, and as Library.matmul.
+    """
+    text, described = _described(epilogue)
+    operands, inputs = dict(described), inputs or {}
+    if unknown := [name for name in inputs if name not in operands]:
+        raise ProblemError(f"the epilogue has no {', '.join(unknown)}: its inputs are {', '.join(operands) or 'none'}")
+    if missing := [name for name in operands if name not in inputs]:
+        raise ProblemError(f"input {missing[0]} is missing")
+    if torch.is_autocast_enabled(a.device.type):
+        dtype = torch.get_autocast_dtype(a.device.type)
+        a, b = a.to(dtype), b.to(dtype)
+    arrays = {name: inputs[name] for name in operands if isinstance(inputs[name], Tensor)}
+    numbers = {name: float(inputs[name]) for name in operands if name not in arrays}
+    if a.dtype is not torch.float64:
+        arrays = {name: x.to(TYPES[operands[name]] if operands[name] else a.dtype) for name, x in arrays.items()}
+    return torch.ops.hgemm.fused(
+        *(a, b, [*arrays.values()]),
+        epilogue=text,
+        names=[*arrays, *numbers],
+        numbers=[*numbers.values()],
+        alpha=alpha,
+        beta=beta,
+        batch_invariant=batch_invariant,
+    )
+
+
+@torch.compiler.assume_constant_result
+def _described(epilogue: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the text of an expression, and its inputs with their types, "" for that of D."""
+    expression = as_epilogue(epilogue)
+    if expression is None:
+        raise ProblemError("the epilogue is none: leave it out")
+    return expression.text, tuple(
+        (one.name, "f32" if one.kind == "scalar" else one.dtype) for one in expression.operands
+    )
+
+
+# ==== The operator ====
+
+
+def _launch(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batch_invariant=False):
+    options = {"precision": operator._precision(a), **operator._order_options(batch_invariant)}
+    inputs = {**dict(zip(names, map(_by_rows, arrays))), **dict(zip(names[len(arrays) :], numbers))}
+    out = _meta(a, b, arrays, epilogue=epilogue, names=names, numbers=numbers)
+    operands = (operator._readable(a), operator._readable(b), out)
+    return operator.used_library().matmul(
+        *operands, alpha=alpha, beta=beta, epilogue=epilogue, inputs=inputs, **options
+    )
+
+
+def _by_rows(x: Tensor) -> Tensor:
+    """Return an input with contiguous rows that do not overlap."""
+    rows = x.dim() < 2 or x.shape[-2] <= 1 or x.stride(-2) >= x.shape[-1]
+    return x if x.dim() == 0 or (rows and (x.stride(-1) == 1 or x.shape[-1] <= 1)) else x.contiguous()
+
+
+def _meta(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batch_invariant=False):
+    """Return a tensor with the shape, type and strides of D, without data on a fake device."""
+    torch._check(a.dim() in (2, 3) and b.dim() in (2, 3), lambda: "a and b have 2 axes, or 3 with a batch")
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"a is {tuple(a.shape)} and b {tuple(b.shape)}: k differs")
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return a.new_empty((*batch, a.shape[-2], columns_of_d(parse_epilogue(epilogue), b.shape[-1])))
+
+
+# ==== Gradients ====
+
+
+def _save(ctx, inputs, keyword_only_inputs, output) -> None:
+    a, b, arrays = inputs
+    ctx.options = keyword_only_inputs
+    ctx.save_for_backward(a, b, *arrays)
+
+
+def _backward(ctx, d: Tensor) -> tuple[Any, ...]:
+    """Return the gradients. The product is computed again, if a derivative needs it."""
+    a, b, *arrays = ctx.saved_tensors
+    options, (needs_a, needs_b, needed_arrays) = ctx.options, ctx.needs_input_grad
+    invariant = options["batch_invariant"]
+    expression = parse_epilogue(options["epilogue"])
+    names = options["names"][: len(arrays)]
+    derivatives = gradients(expression)
+    accumulators = ["acc", "up"] if expression.gated else ["acc"]
+    wanted = {name for name, is_needed in zip(names, needed_arrays, strict=True) if is_needed and name in derivatives}
+    wanted |= {*accumulators} if needs_a or needs_b else set()
+    values = {name: derivatives[name] for name in derivatives if name in wanted}
+    leaves = _Leaves(expression, a, b, d, dict(zip(names, arrays, strict=True)), options)
+    found = dict(zip(values, evaluate([*values.values()], leaves.of(values.values()), FUNCTIONS), strict=True))
+    of_a = of_b = None
+    if needs_a or needs_b:
+        parts = [found[name].to(a.dtype) for name in accumulators]
+        product = interleave(*parts) if expression.gated else parts[0]
+        if needs_a:
+            of_a = operator._sum_to(torch.ops.hgemm.matmul(product, b.mT, batch_invariant=invariant), a.shape)
+        if needs_b:
+            of_b = operator._gradient_b(a, product, b, 1.0, invariant)
+    of_arrays = [leaves.summed(name, found[name]) if name in found else None for name in names]
+    return of_a, of_b, of_arrays
+
+
+class _Leaves:
+    """The leaves of derivatives as tensors that broadcast to D, in f32 or f64."""
+
+    def __init__(
+        self, expression: Epilogue, a: Tensor, b: Tensor, d: Tensor, arrays: dict[str, Tensor], options
+    ) -> None:
+        self.a, self.b, self.d, self.arrays, self.options = a, b, d, arrays, options
+        self.expression = expression
+        self.dtype = torch.float64 if a.dtype is torch.float64 else torch.float32
+        self.kinds = {one.name: one.kind for one in expression.operands}
+        numbers = zip(options["names"][len(arrays) :], options["numbers"], strict=True)
+        self.numbers = {"alpha": options["alpha"], "beta": options["beta"], **dict(numbers)}
+
+    def of(self, values) -> Any:
+        """Return the function that `evaluate` calls."""
+        accumulators = self._accumulators() if any(one.op in ("acc", "up") for one in needed(values)) else {}
+
+        def leaf(value: Value) -> Tensor:
+            if value.op in accumulators:
+                return accumulators[value.op]
+            if value.given == GRADIENT:
+                return self.d.to(self.dtype)
+            name = value.given.name if value.given else ""
+            if name in self.arrays:
+                return self.arrays[name].to(self.dtype).reshape(self.shape(name))
+            return torch.full((), self.numbers[name] if name else value.value, dtype=self.dtype, device=self.d.device)
+
+        return leaf
+
+    def _accumulators(self) -> dict[str, Tensor]:
+        product = torch.ops.hgemm.matmul(self.a, self.b, batch_invariant=self.options["batch_invariant"]).to(self.dtype)
+        if not self.expression.gated:
+            return {"acc": product}
+        blocks = product.unflatten(-1, (-1, 2, PAIR_COLUMNS))
+        return {name: blocks[..., at, :].flatten(-2) for at, name in enumerate(("acc", "up"))}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape with which an input broadcasts to D."""
+        x, kind = self.arrays[name], self.kinds[name]
+        if kind == "scalar":
+            return (x.numel(), 1, 1) if x.numel() > 1 else (1, 1)
+        batch = x.shape[: x.dim() - (2 if kind == "matrix" else 1)] if self.d.dim() == 3 else ()
+        rows, columns = (1 if kind == "row" else self.d.shape[-2]), (1 if kind == "column" else self.d.shape[-1])
+        return (*batch, rows, columns)
+
+    def summed(self, name: str, gradient: Tensor) -> Tensor:
+        """Return the gradient of an input: its sum over the axes along which the input is broadcast."""
+        x = self.arrays[name]
+        return gradient.expand(self.d.shape).sum_to_size(self.shape(name)).reshape(x.shape).to(x.dtype)
+
+
+torch.library.define("hgemm::fused", SCHEMA, tags=torch.Tag.pt2_compliant_tag)
+torch.library.register_fake("hgemm::fused", _meta)
+torch.library.impl("hgemm::fused", "CUDA", _launch)
+torch.library.register_autograd("hgemm::fused", _backward, setup_context=_save)

@@ -1,0 +1,151 @@
+"""The operator of torch for expressions: gradients against finite differences, with the CPU in the place of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+import hgemm  # noqa: E402
+import hgemm.torch as hgemm_torch  # noqa: E402
+import hgemm.torch.epilogue as fused_operator  # noqa: E402
+from examples import epilogues  # noqa: E402
+from hgemm import ProblemError, interleave  # noqa: E402
+from hgemm.epilogue import Epilogue, parse_epilogue  # noqa: E402
+from hgemm.epilogue_gradient import evaluate, values_of  # noqa: E402
+from hgemm.epilogue_language import as_epilogue  # noqa: E402
+
+M, N, K = 5, 16, 7
+FORMULAS = {
+    "linear": "residual: Matrix; gelu(alpha * acc + bias) + residual",
+    "scaled": "scale: Column; gain: Scalar; silu(acc * scale + bias) * gain",
+    "constant slope": "acc * 2 + bias",
+    "chain": "exp(0.2 * acc) / (abs(bias) + 1) + tanh(acc) * sigmoid(bias) - log(acc * acc + 1)",
+    "choice": "where(acc < bias, erf(acc), softplus(acc)) + maximum(acc, 0.3) * minimum(bias, acc)",
+    "pair": "silu(gate) * up + bias",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    """Give the operators implementations for the CPU, which the library itself has not."""
+    registered = torch._C._dispatch_has_kernel_for_dispatch_key("hgemm::matmul", "CPU")
+    mine = torch.library.Library("hgemm", "IMPL")
+    if not registered:  # another module of tests may have done it
+        mine.impl("matmul", lambda a, b, **options: (a @ b).contiguous(), "CPU")
+    mine.impl("fused", compute, "CPU")
+    yield
+    mine._destroy()
+
+
+def compute(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batch_invariant=False):
+    expression = parse_epilogue(epilogue)
+    out = a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
+    out = out[..., : out.shape[-1] // (1 + expression.gated)]
+    options = {"names": names, "numbers": numbers, "alpha": alpha, "beta": beta, "batch_invariant": False}
+    leaves = fused_operator._Leaves(expression, a, b, out, dict(zip(names, arrays)), options)
+    values = values_of(expression)
+    (found,) = evaluate(values[-1:], leaves.of(values), fused_operator.FUNCTIONS)
+    return found.expand(out.shape).to(a.dtype).contiguous()
+
+
+def operands(expression: Epilogue, batch: tuple[int, ...] = (), shared: bool = False) -> tuple[list, dict]:
+    """Return A and B, and the inputs by name. With `shared`, B and the inputs have no batch."""
+    generator = torch.Generator().manual_seed(3)
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    own, columns = () if shared else batch, N // (1 + expression.gated)
+    shapes = {"scalar": (1,), "row": (*own, columns), "column": (*own, M), "matrix": (*own, M, columns)}
+    return [made(*batch, M, K), made(*own, K, N)], {one.name: made(*shapes[one.kind]) for one in expression.operands}
+
+
+@pytest.mark.parametrize("batch, shared", [((), False), ((2,), False), ((2,), True)])
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_gradients_are_those_of_finite_differences(formula: str, batch: tuple[int, ...], shared: bool) -> None:
+    expression = as_epilogue(FORMULAS[formula])
+    (a, b), inputs = operands(expression, batch, shared)
+
+    def run(a, b, *arrays):
+        return hgemm_torch.fused(a, b, expression, dict(zip(inputs, arrays)), alpha=0.5)
+
+    if expression.gated and not batch:
+        assert run(a, b, *inputs.values()).shape == (M, N // 2)
+    torch.autograd.gradcheck(run, (a, b, *inputs.values()), fast_mode=True)
+
+
+def test_the_derivative_by_b_of_a_pair_is_that_of_separate_products() -> None:
+    x, gate, up = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((M, K), (K, 8), (K, 8)))
+    found = hgemm_torch.fused(x, interleave(gate, up), epilogues.swiglu)
+    expected = torch.nn.functional.silu(x @ gate) * (x @ up)
+    torch.testing.assert_close(found, expected)
+    d = torch.randn_like(expected)
+    for one, other in zip(
+        torch.autograd.grad(found, (x, gate, up), d), torch.autograd.grad(expected, (x, gate, up), d)
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_types_inputs_and_numbers_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (torch.randn(shape, dtype=torch.float16, requires_grad=True) for shape in ((M, K), (K, N)))
+    bias, scale = torch.randn(N, requires_grad=True), torch.randn(M, dtype=torch.float16, requires_grad=True)
+    given = {"bias": bias, "scale": scale, "gain": 2}
+    formula = "scale: Column['f32']; gain: Scalar; relu(acc + bias) * scale * gain"
+    found = hgemm_torch.fused(a, b, formula, given)
+    found.float().sum().backward()
+    monkeypatch.setattr(hgemm_torch.operator, "_library", object())
+    again = hgemm.matmul(a, b, bias=bias, epilogue=formula, inputs={"scale": scale, "gain": 2})
+    assert torch.equal(again, found) and again.requires_grad
+    assert found.dtype is torch.float16 and (bias.grad.dtype, scale.grad.dtype) == (torch.float32, torch.float16)
+    expected = torch.relu((a @ b).float() + bias) * scale[:, None] * 2
+    torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)
+    for wrong, words in (({"more": 1.0}, "the epilogue has no more"), ({"scale": scale}, "input bias is missing")):
+        with pytest.raises(ProblemError, match=words):
+            hgemm_torch.fused(a, b, formula, wrong)
+
+
+def test_a_compiled_model_has_one_graph() -> None:
+    expression = as_epilogue(FORMULAS["linear"])
+    (a, b), inputs = operands(expression)
+
+    def model(a, b, inputs):
+        return hgemm_torch.fused(a, b, FORMULAS["linear"], inputs).sin()
+
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(a, b, inputs), model(a, b, inputs))
+    (found,) = torch.autograd.grad(compiled(a, b, inputs).sum(), (a,))
+    (expected,) = torch.autograd.grad(model(a, b, inputs).sum(), (a,))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run this on a machine with one")
+@pytest.mark.parametrize("formula", [FORMULAS["linear"], FORMULAS["pair"]])
+def test_gradients_on_a_gpu_are_those_of_the_formula(formula: str, tmp_path) -> None:
+    hgemm_torch.use(hgemm_library(tmp_path))
+    expression = as_epilogue(formula)
+    m, n, k = 256, 512, 128
+    columns = n // (1 + expression.gated)
+    shapes = {"row": (columns,), "matrix": (m, columns)}
+    made = {"a": (m, k), "b": (n, k)} | {one.name: shapes[one.kind] for one in expression.operands}
+    given = {
+        name: torch.randn(shape, device="cuda", dtype=torch.float16, requires_grad=True) for name, shape in made.items()
+    }
+    inputs = {name: given[name] for name in made if name not in ("a", "b")}
+    found = hgemm_torch.fused(given["a"], given["b"].t(), expression, inputs)
+    d = torch.randn_like(found)
+    wide = {name: x.detach().cpu().double().requires_grad_() for name, x in given.items()}
+    arrays = [wide[name] for name in inputs]
+    options = {"epilogue": expression.text, "names": [*inputs], "numbers": []}
+    expected = torch.ops.hgemm.fused(wide["a"], wide["b"].t(), arrays, **options)
+    gradients = torch.autograd.grad(found, [*given.values()], d)
+    for one, other in zip(gradients, torch.autograd.grad(expected, [*wide.values()], d.cpu().double()), strict=True):
+        assert (one.cpu().double() - other).norm() < 5e-3 * other.norm()
+    assert (found.cpu().double() - expected).norm() < 2e-3 * expected.norm()
+
+
+def hgemm_library(folder):
+    """Return a library that builds the kernels that it lacks."""
+    return hgemm.open(folder, build=True)
