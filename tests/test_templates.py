@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 import generator.build.compile
+import hgemm
 from generator.build.compile import Compiled, compile_kernel, options
 from generator.build.emit import Kernel, emit
 from generator.build.inspect import read_cubin
 from generator.build.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
 from generator.errors import BuildError
+from generator.export.c_library import source_files
 from generator.families.mma_sync.emit import FORMS
+from generator.store.library import Library
 from generator.sweep import sweep
 
 TEMPLATES = templates_folder()
@@ -203,11 +206,48 @@ def test_the_example_explains_every_field_of_a_policy() -> None:
     assert {line.split(" = ")[0].split()[-1] for line in bare} <= {"align", "pitch", "swizzle_bits", "epilogue_pitch"}
 
 
+@pytest.fixture
+def nvcc() -> str:
+    """nvcc of the PATH, or of the wheel nvidia-cuda-nvcc."""
+    wheel = cuda_include().parent / "bin" / "nvcc"
+    found = shutil.which("nvcc") or (str(wheel) if wheel.is_file() else None)
+    if found is None:
+        pytest.skip(
+            "no nvcc here, which only this test needs: put CUDA 12.4 or later on the PATH, or install its wheel"
+        )
+    return found
+
+
+ONE_OF_EACH_FAMILY = (
+    {"arch": "sm_75", "tile": "64x64x32"},
+    {"arch": "sm_80", "tile": "64x64x32", "epilogue": "relu(alpha * acc + bias)"},
+    {"arch": "sm_80", "tile": "64x64x32", "dtype": "tf32"},
+    {"arch": "sm_90", "tile": "64x64x32", "copy": "tma"},
+    {"arch": "sm_90", "tile": "16x64x128", "copy": "ldg"},
+    {"arch": "sm_90a", "tile": "128x128x64", "activation": "gelu"},
+    {"arch": "sm_90a", "tile": "128x128x64", "align": "4"},
+)
+
+
 @pytest.mark.slow
-def test_plain_nvcc_compiles_the_example(tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("no nvcc here, which only this test needs: put CUDA 12.4 or later on the PATH")
+def test_plain_nvcc_compiles_exported_sources_with_and_without_the_lean_headers(nvcc: str, tmp_path: Path) -> None:
+    kernels = hgemm.generate(ONE_OF_EACH_FAMILY, library=tmp_path / "lib")
+    files = source_files(Library(tmp_path / "lib"), [kernel.symbol for kernel in kernels], templates_folder())
+    assert len({kernel.record["spec"]["mma"] + kernel.record["spec"]["copy"] for kernel in kernels}) >= 6
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    for kernel in kernels:
+        for first in ("include/cute_lean", cutlass_include()):
+            arch = kernel.record["arch"]
+            command = [nvcc, "-std=c++17", f"-arch={arch}", "-cubin", "-I", first, "-Iinclude", "-o", "x.cubin"]
+            command += ["-I", cuda_include() / "cccl", f"instances/{kernel.symbol}.cu"]
+            done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=tmp_path)
+            assert done.returncode == 0, (kernel.symbol, first, done.stderr)
+
+
+@pytest.mark.slow
+def test_plain_nvcc_compiles_the_example(nvcc: str, tmp_path: Path) -> None:
     command = [nvcc, "-std=c++17", "-arch=sm_80", "-cubin", "-I", TEMPLATES, "-I", cutlass_include(), EXAMPLE]
     done = subprocess.run([*map(str, command), "-o", str(tmp_path / "x.cubin")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,12 @@
 #define CUTE_DEVICE __forceinline__ __device__
 #define CUTE_HOST __forceinline__ __host__
 
+// nvcc also compiles functions of host and device for the host, where __trap does not exist.
+#if defined(__CUDA_ARCH__)
 #define CUTE_INVALID_CONTROL_PATH(message) __trap()
+#else
+#define CUTE_INVALID_CONTROL_PATH(message) ((void)0)
+#endif
 
 #if defined(__CUDACC_RTC__)
 using uint8_t = unsigned char;
@@ -19,4 +24,6 @@ using int32_t = int;
 using int64_t = long long;
 #else
 #include <cstdint>
+#include <stdexcept>
+#include <type_traits>
 #endif
