@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from exports import compiled, export_paper, fake_driver, need_compiler, paper_library
+from exports import AT_LAUNCH, compiled, export_paper, fake_driver, need_compiler, paper_library
 
 from generator.build.emit import emit
 from generator.build.toolchain import cuda_include, templates_folder
@@ -27,8 +27,10 @@ from generator.sweep import sweep
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, counter_bytes, grid_x
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.problem import LaunchOptions
+from hgemm.problem import Kind, LaunchOptions, Problem
 from hgemm.record import dump
+from hgemm.selection import Selector
+from hgemm.selection_query import SelectionQuery, Target
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 EXAMPLE = ROOT / "examples" / "c"
@@ -184,6 +186,43 @@ def test_a_launch_of_stream_k_is_that_of_python(cuda: dict[str, str], tmp_path: 
     sizes = [[int(words[i]) for i in (11, 12, 14)] for words in launches]
     zeroed = [int(words[1]) for words in lines if words[0] == "zero"]
     assert zeroed and zeroed == [counter_bytes(traits, *size) for size in sizes]
+
+
+LAUNCH_ONE = """
+import sys
+from pathlib import Path
+from exports import ByC, loaded
+from hgemm.launch_traits import LaunchTraits
+from hgemm.library import open_library
+from hgemm.problem import Problem
+
+(record,) = open_library(sys.argv[2]).records.values()
+m, n, k = map(int, sys.argv[3:])
+place = 1 << 40
+problem = Problem(m, n, k, a=place, b=2 * place, d=3 * place, workspace=4 * place, lda=k, ldb=k, ldd=n)
+ByC(loaded(Path(sys.argv[1])), LaunchTraits.of(record.data)).launch(problem, workspace_size=1 << 25)
+"""
+
+
+@pytest.mark.parametrize("cluster", ["1x1", "2x1"])
+def test_whole_tiles_of_a_launch_count_clusters(cuda: dict[str, str], tmp_path: Path, cluster: str) -> None:
+    """The kernel gets the options that Python selects, here with tiles that are not split and a tail of tiles that are."""
+    texts = {**AT_LAUNCH, "arch": "sm_90a", "tile": "128x128x64", "cluster": cluster}
+    kernels = [emit(plan, templates_folder()) for plan in sweep([texts]).plans]
+    library = paper_library(tmp_path / "library", kernels)
+    selector = Selector(open_library(library.folder).table, Target.typical("sm_90"))
+    m, n, k = 2304, 2304, 4096
+    problem = Problem(m, n, k, lda=k, ldb=k, ldd=n)
+    options = selector.find(SelectionQuery.of(Kind(), problem, 1 << 25)).options
+    assert options.splits > 1 and options.whole_tiles > 0
+    log = tmp_path / "log"
+    env = {**os.environ, **cuda, "FAKE_CAPABILITY": "90", "FAKE_LOG": str(log), "FAKE_LAZY": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, "-c", LAUNCH_ONE, export_paper(library, tmp_path / "c"), library.folder, m, n, k]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (launch,) = (line.split() for line in log.read_text().splitlines() if line.startswith("launch"))
+    assert LaunchOptions(*map(int, launch[16:18]), options.raster_tiles) == options
 
 
 def test_everything_is_given_back_whatever_fails(probe: Path, cuda: dict[str, str]) -> None:
