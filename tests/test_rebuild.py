@@ -125,6 +125,12 @@ def test_what_is_built_again_is_the_same(library: Library) -> None:
     ]
 
 
+def test_a_record_that_lacks_a_field_of_a_later_version_is_built_again_alike(library: Library) -> None:
+    symbol = forge(library, lambda record, files: record["spec"].pop("serial_parts"))
+    (outcome,) = rebuilt(library, [symbol], templates_folder(), 1)
+    assert outcome.passed
+
+
 @pytest.mark.parametrize("name", ["kernel.ptx", "kernel.cubin", "kernel.cu"])
 def test_files_that_were_not_built_from_the_spec_are_found(library: Library, name: str) -> None:
     forge(library, flip(name) if name != "kernel.cu" else add_text("//\n"))

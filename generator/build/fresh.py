@@ -28,9 +28,12 @@ def foreign(variant: Variant, templates: Path) -> str:
         return f"its spec cannot be written again ({error})"
     if variant.source != kernel.source.encode():
         return f"its {variant.record.source_name} is not what this version writes for its spec"
-    data = variant.record.data
+    data = {
+        **variant.record.data,
+        "spec": kernel.plan.spec.to_dict(),
+    }  # older records lack fields that have their default
     sections = [name for name, value in planned(kernel).items() if data.get(name, value) != value]
-    return f"its {' and '.join(sections)} differ from what this version writes for its spec" if sections else ""
+    return f"its {' and '.join(sections)} is not what this version writes for its spec" if sections else ""
 
 
 def differing_inputs(variant: Variant, kernel: Kernel) -> str:
