@@ -28,7 +28,7 @@ from generator.build.compile import compile_kernel
 from generator.build.emit import emit
 from generator.build.inspect import parse_ptxas_log
 from generator.build.toolchain import headers, templates_folder
-from generator.errors import HgemmError
+from generator.errors import HgemmError, RequestError
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import Text, host_toolchain
 from generator.proof.proving import Subject, prove
@@ -124,7 +124,10 @@ def check(options: dict[str, str], toolchain: HostToolchain | None = None) -> tu
 
 def build(options: dict[str, str]) -> tuple[str, float]:
     """Compile a kernel to machine code. Return the verdict, and the seconds."""
-    asked = sweep([options])
+    try:
+        asked = sweep([options])
+    except RequestError:  # more than 128 steps
+        return "refused", 0.0
     if not asked.plans:
         return "refused", 0.0
     kernel = emit(asked.plans[0], templates_folder())
