@@ -59,7 +59,7 @@ Ties of `minimum` and `maximum` go to the first argument. Rounding counts as the
 
 
 def values_of(epilogue: Epilogue) -> list[Value]:
-    """Return the nodes of an expression as traced values. The last one is D."""
+    """Return the nodes of an expression as traced values. That of D is at `epilogue.result`."""
     found: list[Value] = []
     for node in epilogue.nodes:
         if node.op == "input":
@@ -72,10 +72,12 @@ def values_of(epilogue: Epilogue) -> list[Value]:
 def gradients(epilogue: Epilogue) -> dict[str, Value]:
     """Return the gradients of a loss by the accumulators, `acc` and `up`, and by the inputs by name, where there is one.
 
+    The loss depends on D only, not on further results.
+
     The values take the same leaves as the expression, and GRADIENT.
     """
     nodes = values_of(epilogue)
-    given: dict[Value, Value] = {nodes[-1]: Value("input", given=GRADIENT)}
+    given: dict[Value, Value] = {nodes[epilogue.result]: Value("input", given=GRADIENT)}
     found: dict[str, Value] = {}
     for node in reversed(nodes):
         gradient = given.get(node)

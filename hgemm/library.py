@@ -414,8 +414,6 @@ class Library:
         Raises: ProblemError if the arrays do not form a product, UnsupportedError if no variant supports it, DeviceError if
             the driver fails.
         """
-        if out is None:
-            out = empty_product(a, b)
         if epilogue is not None:
             return self._matmul_expression(
                 (a, b, out, workspace, stream),
@@ -426,6 +424,8 @@ class Library:
             )
         if inputs:
             raise ProblemError("inputs are those of an epilogue: pass it, too")
+        if out is None:
+            out = empty_product(a, b)
         return self._launch_cache.run(
             *(a, b, out, bias, c, workspace, stream),
             (alpha, beta, activation or "none", precision, batch_invariant, cublas_order),
@@ -448,7 +448,10 @@ class Library:
                 f"the epilogue has no {', '.join(sorted(unknown))}: its inputs are {', '.join(names) or 'none'}"
             )
         whole = MatmulOptions(*options, expression.text, tuple(sorted(numbers.items())))
-        return self._launch_cache.run_expression(*given, whole, {name: arrays.get(name) for name in names})
+        a, b, out, *others = given
+        if out is None:
+            out = empty_product(a, b, expression)
+        return self._launch_cache.run_expression(a, b, out, *others, whole, {name: arrays.get(name) for name in names})
 
     def plan(
         self,

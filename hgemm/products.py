@@ -388,15 +388,19 @@ def _independent_of_rows(queries: Sequence[SelectionQuery]) -> SelectionQuery:
     return max(first, key=lambda query: query.align_b)
 
 
-def empty_product(a: Any, b: Any) -> Any:
-    """Return a new array for the product, of the type and on the device of `a`. Raises ProblemError if `a` cannot make one."""
+def empty_product(a: Any, b: Any, epilogue: Epilogue | None = None) -> Any:
+    """Return a new array for the product or its expression, of the type and on the device of `a`.
+
+    Raises: ProblemError if `a` cannot make one.
+    """
     shape_a, shape_b = shape_of(a, "A"), shape_of(b, "B")
+    columns = columns_of_d(epilogue, shape_b[-1]) if shape_b else 0
     if len(shape_a) == len(shape_b) == 2:
-        return new_array(a, (shape_a[0], shape_b[1]))
+        return new_array(a, (shape_a[0], columns))
     if not {len(shape_a), len(shape_b)} <= {2, 3}:
         raise ProblemError(f"A is {tuple(shape_a)} and B {tuple(shape_b)}: pass 2 axes, or 3 with a batch")
     batch = max(shape[0] for shape in (shape_a, shape_b) if len(shape) == 3)
-    return new_array(a, (batch, shape_a[-2], shape_b[-1]))
+    return new_array(a, (batch, shape_a[-2], columns))
 
 
 def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterator[Kind]:

@@ -31,6 +31,7 @@ from hgemm.errors import UnsupportedError
 from hgemm.launch import matrices
 from hgemm.launch_traits import INPUT
 from hgemm.problem import AUX_BYTES, PROBLEM_BYTES, Aux
+from hgemm.products import empty_product
 from hgemm.selection_query import SelectionQuery, Target
 
 
@@ -241,3 +242,9 @@ def test_a_growing_library_builds_the_expression_of_a_call(tmp_path: Path) -> No
     assert epilogue.hash in call("hgemm", "show", found.symbol, "--library", tmp_path).stdout
     with pytest.raises(UnsupportedError):  # only a hash: nothing can be built from it
         library.selector(target).choose(replace(query, kind=hgemm.Kind(epilogue="00000000"), expression="none"))
+
+
+def test_a_new_array_has_the_columns_of_d() -> None:
+    a, b = np.zeros((5, 8), "f2"), np.zeros((3, 8, 32), "f2")
+    assert empty_product(a, b).shape == (3, 5, 32)
+    assert empty_product(a, b[0], epilogue_of("silu(gate) * up")).shape == (5, 16)

@@ -47,7 +47,7 @@ def compute(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batc
     options = {"names": names, "numbers": numbers, "alpha": alpha, "beta": beta, "batch_invariant": False}
     leaves = fused_operator._Leaves(expression, a, b, out, dict(zip(names, arrays)), options)
     values = values_of(expression)
-    (found,) = evaluate(values[-1:], leaves.of(values), fused_operator.FUNCTIONS)
+    (found,) = evaluate([values[expression.result]], leaves.of(values), fused_operator.FUNCTIONS)
     return found.expand(out.shape).to(a.dtype).contiguous()
 
 
@@ -102,6 +102,8 @@ def test_types_inputs_and_numbers_are_converted(monkeypatch: pytest.MonkeyPatch)
     assert found.dtype is torch.float16 and (bias.grad.dtype, scale.grad.dtype) == (torch.float32, torch.float16)
     expected = torch.relu((a @ b).float() + bias) * scale[:, None] * 2
     torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)
+    with pytest.raises(ProblemError, match="has 2 results"):
+        hgemm_torch.fused(a, b, "relu(acc), acc")
     for wrong, words in (({"more": 1.0}, "the epilogue has no more"), ({"scale": scale}, "input bias is missing")):
         with pytest.raises(ProblemError, match=words):
             hgemm_torch.fused(a, b, formula, wrong)

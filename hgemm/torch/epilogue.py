@@ -101,6 +101,8 @@ def _described(epilogue: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
     expression = as_epilogue(epilogue)
     if expression is None:
         raise ProblemError("the epilogue is none: leave it out")
+    if expression.outputs:
+        raise ProblemError(f"the epilogue has {1 + len(expression.outputs)} results: the operator of torch returns one")
     return expression.text, tuple(
         (one.name, "f32" if one.kind == "scalar" else one.dtype) for one in expression.operands
     )
