@@ -14,6 +14,8 @@ from warnings import warn
 
 from hgemm.errors import DeviceError, GenerationError, HgemmError, LibraryError, ProblemError, RequestError
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from hgemm.default import linear, matmul
     from hgemm.gated import interleave
@@ -79,4 +81,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, "__version__"})

@@ -103,6 +103,7 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 # ---- DLPack ----
 
+_CPU_KIND = 1
 _DEVICE_KINDS = {2: "CUDA", 13: "CUDA managed"}
 """Memory that kernels can read. Source: DLDeviceType of dlpack.h 1.0."""
 _NO_SYNCHRONISATION = -1
@@ -140,7 +141,11 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 def _from_dlpack(array: Any, name: str) -> View:
     kind, ordinal = array.__dlpack_device__()
     if int(kind) not in _DEVICE_KINDS:
-        raise ProblemError(f"{name} is not in a GPU's memory (DLPack device {int(kind)}): copy it there first")
+        held = "the CPU's memory" if int(kind) == _CPU_KIND else f"memory of DLPack device {int(kind)}"
+        raise ProblemError(
+            f"{name} is in {held}, and kernels read a GPU's: copy it there, as with tensor.cuda() or cupy.asarray(array). "
+            "Without a GPU, `hgemm verify --emulate` runs kernels on the CPU"
+        )
     capsule = array.__dlpack__(
         stream=_NO_SYNCHRONISATION
     )  # the capsule keeps its name, so its own destructor frees the tensor

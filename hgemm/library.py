@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from os import PathLike
@@ -37,6 +37,8 @@ from hgemm.workspace import DEFAULT_WORKSPACE_BYTES, check_workspace_bytes
 _SYMBOL = re.compile(r"[a-z0-9_]{1,200}", re.ASCII)
 _LOG = logging.getLogger(__name__)
 _READ_ATTEMPTS = 50
+_SHOWN = 5
+"""The most symbols that an error lists."""
 _RETRY_PAUSE_S = 0.002
 
 
@@ -329,6 +331,30 @@ class Library:
     def symbols(self) -> Sequence[str]:
         """The symbols of the variants in alphabetical order."""
         return tuple(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __bool__(self) -> bool:
+        return True  # an empty library is a library
+
+    def __iter__(self) -> Iterator[Kernel]:
+        """Yield the kernels in the order of their symbols. The code of each is read when its turn comes."""
+        return map(self.kernel, self.symbols)
+
+    def __contains__(self, symbol: object) -> bool:
+        return symbol in self.records
+
+    def __getitem__(self, prefix: str) -> Kernel:
+        """Return the kernel whose symbol begins so, or whose hash it is. Raises RequestError unless there is exactly one."""
+        found = [one for one in self.symbols if one.startswith(prefix) or one.rpartition("_")[2] == prefix]
+        if prefix in found:
+            found = [prefix]
+        if len(found) != 1:
+            shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+            more = f": {shown}" if found else ""
+            raise RequestError(f"{prefix!a} is the beginning of {len(found)} symbols of {self.folder}{more}")
+        return self.kernel(found[0])
 
     @cached_property
     def table(self) -> DispatchTable:

@@ -97,3 +97,23 @@ def test_without_the_generator_the_error_says_what_to_install(tmp_path: Path, mo
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(LibraryError, match="hgemm.generate needs the package hgemm-generator"):
         plugin.load("hgemm.generate")
+
+
+def test_a_library_is_a_collection_of_kernels(tmp_path: Path) -> None:
+    hgemm.generate({**SMALL, "tile": ["32x32x16", "32x32x32"]}, library=tmp_path, jobs=1)
+    library = hgemm.open(tmp_path)
+    assert len(library) == 2 and [kernel.symbol for kernel in library] == [*library.symbols]
+    first = library.symbols[0]
+    assert first in library and "hgemm" not in library
+    assert library[first] is library[first[:-4]] is library[first[-8:]] is library.kernel(first)
+    for prefix, words in (("hgemm_sm80", "2 symbols"), ("hgemm_sm75", "0 symbols")):
+        with pytest.raises(RequestError, match=words):
+            library[prefix]
+
+
+def test_the_package_lists_its_public_names_and_has_a_version_and_types() -> None:
+    import generator
+
+    public = {name for name in dir(hgemm) if not name.startswith("__")}
+    assert public == {*hgemm.__all__} and hgemm.__version__ == generator.__version__
+    assert Path(hgemm.__file__).with_name("py.typed").is_file()
