@@ -421,7 +421,7 @@ def model_clocks_of(record: Mapping[str, Any]) -> Clocks:
     return Clocks(
         tiles_per_sm=shape.tiles_per_sm,
         cluster_ctas=shape.cluster_ctas,
-        unusable_sms=card.sms - int(card.get("cluster4_sms") or card.sms) if shape.cluster_ctas >= 4 else 0,
+        unusable_sms=max(card.sms - card.sms_in_clusters(shape.cluster_ctas), 0),
         k_tile=round(aligned.k_tile),
         straddling=round(straddled.k_tile - aligned.k_tile),
         tile=round(aligned.tile),

@@ -21,7 +21,7 @@ USUAL = {75: "rtx2070", 80: "a100", 86: "a10", 89: "l40s", 90: "h200", 120: "rtx
 
 REQUIRED = ("sms", "sm_mhz", "dram_gbytes_per_s", "l2_bytes", "smem_bytes_per_clock_per_sm")
 _FIGURE_NAME = (
-    r"sms|cluster4_sms|sm_mhz|power_w|l2_bytes|dram_(read_|write_|copy_)?gbytes_per_s|(smem|l2|l2_disjoint|tma)_bytes_per_clock_per_sm"
+    r"sms|clusters_of_[2-8]|sm_mhz|power_w|l2_bytes|dram_(read_|write_|copy_)?gbytes_per_s|(smem|l2|l2_disjoint|tma)_bytes_per_clock_per_sm"
     r"|launch_(stream|graph)_us|steady_(tflops|mhz)_[a-z0-9_]+|(cpi|latency)\.[a-z0-9_]+"
 )
 
@@ -81,8 +81,7 @@ class Card:
 
     def sms_in_clusters(self, ctas: int) -> int:
         """Return the SMs that clusters of `ctas` CTAs can use at once, with one CTA per SM."""
-        lost = self.sms - int(self.get("cluster4_sms") or self.sms) if ctas >= 4 else 0
-        return max((self.sms - lost) // ctas, 1) * ctas
+        return ctas * int(self.get(f"clusters_of_{ctas}") or max(self.sms // ctas, 1))
 
     @property
     def dram_gbytes_per_s(self) -> float:
@@ -91,7 +90,7 @@ class Card:
 
     def with_sms(self, sms: int) -> Card:
         """Return this GPU with another number of SMs."""
-        others = {name: figure for name, figure in self.figures.items() if name != "cluster4_sms"}
+        others = {name: figure for name, figure in self.figures.items() if not name.startswith("clusters_of_")}
         return replace(self, figures={**others, "sms": Figure(sms, Source("as asked for"))})
 
     def describe_sources(self, names: list[str]) -> str:
