@@ -671,7 +671,7 @@ def test_every_problem_of_what_is_covered_is_supported() -> None:
 
 
 def test_unknown_words_are_refused() -> None:
-    with pytest.raises(RequestError, match="dtype_a 'f8' is unknown"):
+    with pytest.raises(RequestError, match="dtype_a 'f8' is not supported"):
         kinds_of(["f8"], ["tn"], ["none"], ["none"])
     with pytest.raises(RequestError, match="kernels multiply f32 as tf32 only: use tf32:f16"):
         kinds_of(["f32:f16"], ["tn"], ["none"], ["none"])
