@@ -259,7 +259,7 @@ def test_recorded_results_include_the_state_that_selection_uses_first(folder: Pa
             "the ranges of --m, --n and --k: 4,000,000 problems exceed the limit of 1,000,000",
         ),
         (["--m", "0"], "--m '0' names no positive number"),
-        (["--shapes", "8x8x8", "--acc", "f64"], "--acc 'f64' is unknown: use f32, f16_promoted, f16"),
+        (["--shapes", "8x8x8", "--acc", "f64"], "--acc 'f64' is not supported: no kernel multiplies f64"),
         (["--shapes", "8x8x8", "--state", "warm"], "state 'warm' is unknown: use model, steady, burst, solo"),
         (["--shapes", "8x8x8", "--resume"], "--resume requires --keep"),
     ],
