@@ -26,7 +26,7 @@ from hgemm.cases import Case, Shape
 from hgemm.device import Device, elapsed_ms, open_device
 from hgemm.dtypes import decode
 from hgemm.reference import reference
-from hgemm.verify import CheckOptions, Trial, compare
+from hgemm.verification import CheckOptions, Trial, compare
 
 _SHOWN = ("form", "time_us", "tflops", "registers", "cubin_bytes", "compile_s", "passed", "max_bound_ratio", "result")
 CHECKED_ROWS = 64

@@ -35,7 +35,7 @@ from generator.proof.proving import Subject, prove
 from generator.sweep import sweep
 from hgemm.cases import Shape
 from hgemm.epilogue import OPERATIONS
-from hgemm.verify import UNBOUNDED
+from hgemm.verification import UNBOUNDED
 
 BUILT = (
     {"arch": "sm_80", "tile": "128x128x32"},

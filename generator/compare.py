@@ -122,7 +122,7 @@ def run_on_device(built: BuiltForm, settings: Settings, shape: tuple[int, int, i
     from generator.device_check import open_kernel  # slow to load, and needed only for a run
     from hgemm.cases import Case, Shape
     from hgemm.device import open_device
-    from hgemm.verify import run
+    from hgemm.verification import run
 
     device = open_device()
     kernel = open_kernel(settings.library, built.record.symbol)
@@ -141,7 +141,7 @@ def run_on_cpu(built: BuiltForm, settings: Settings, host_toolchain) -> BuiltFor
     from hgemm.dtypes import decode
     from hgemm.launch_traits import LaunchTraits
     from hgemm.reference import reference
-    from hgemm.verify import CheckOptions, Trial, compare
+    from hgemm.verification import CheckOptions, Trial, compare
 
     data = built.record.data
     ptx = settings.library.load(built.record.symbol).artefacts[PTX_NAME].decode()

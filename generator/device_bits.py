@@ -28,7 +28,7 @@ from hgemm.errors import DeviceError, HgemmError, UnsupportedError
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LaunchOptions
-from hgemm.verify import CheckOptions, Trial
+from hgemm.verification import CheckOptions, Trial
 
 # ==== Products ====
 

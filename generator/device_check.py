@@ -54,7 +54,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 @dataclass(frozen=True)
 class CheckRequest:
     """A check of one variant. Fields: `shapes` as text, or empty for the default cases; `code` as in CODES;
-    `data`, `guard_bytes`, `twice` and `seed` as in hgemm.verify.CheckOptions."""
+    `data`, `guard_bytes`, `twice` and `seed` as in hgemm.verification.CheckOptions."""
 
     library: str
     symbol: str
@@ -68,7 +68,7 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The result of checking a variant: its checks (see hgemm.verify.Check), or why it was skipped or failed.
+    """The result of checking a variant: its checks (see hgemm.verification.Check), or why it was skipped or failed.
 
     Fields: `skipped_cases` are the cases without a check, each with its `case` and a `reason`. `proof` is added to the variant's
         record after a run on the CPU; `sites` are the costs of its source lines.
@@ -129,7 +129,7 @@ def open_kernel(library: Library, symbol: str, code: str = "auto") -> Kernel:
 
 def check_here(request: CheckRequest) -> CheckOutcome:
     """Check one variant in this process, up to the first failed launch. Raises: HgemmError if it cannot be read."""
-    from hgemm.verify import CheckOptions, verify
+    from hgemm.verification import CheckOptions, verify
 
     started = time.monotonic()
     kernel, device = open_kernel(Library(Path(request.library)), request.symbol, request.code), open_device()

@@ -17,8 +17,8 @@ errs by half a fraction bit towards 0 in the mean. The means add up with their s
     bound = min(abs(bias) + CONFIDENCE * sqrt(variance), worst case)
 
 Confidence. Roundings are taken as independent and uniform. Then their sum is sub-Gaussian with this variance, so an element exceeds
-the bound with a probability below 2 exp(-CONFIDENCE**2 / 2) = 5e-11. This holds for inputs of random signs, which `hgemm.verify`
-draws. f16 accumulators of inputs of one sign may stagnate: then the roundings are not independent.
+the bound with a probability below 2 exp(-CONFIDENCE**2 / 2) = 5e-11. This holds for inputs of random signs,
+which `hgemm.verification` draws. f16 accumulators of inputs of one sign may stagnate: then the roundings are not independent.
 
 Order. The partial sums depend on the order of k. Some kernels on mma.sync multiply the last k-tile of each accumulator first
 (`LaunchTraits.last_k_tile_first`). All others add k in order.

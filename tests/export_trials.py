@@ -15,7 +15,7 @@ from generator.proof.machine import HostMemory
 from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.verify import CheckOptions, Trial
+from hgemm.verification import CheckOptions, Trial
 
 CASES = (
     Case(Shape(33, 17, 41)),

@@ -24,7 +24,7 @@ from hgemm.dtypes import decode
 from hgemm.errors import LibraryError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.record import Record, dump
-from hgemm.verify import CheckOptions, Trial
+from hgemm.verification import CheckOptions, Trial
 
 BASE = {"arch": "sm_90a", "out": "f32", "beta": "off", "schedule": "one_tile"}
 WGMMA = {**BASE, "mma": "wgmma", "tile": "64x64x64"}

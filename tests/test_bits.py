@@ -32,7 +32,7 @@ from generator.sweep import sweep
 from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
 from hgemm.reference import Operands
-from hgemm.verify import CheckOptions
+from hgemm.verification import CheckOptions
 
 IN_ORDER = "f16 mma k16, f32 sum; k in order"
 DIRECT = (

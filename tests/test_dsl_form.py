@@ -57,7 +57,7 @@ from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, Problem
 from hgemm.record import Record
-from hgemm.tune.__main__ import command as tune_here
+from hgemm.tuning.__main__ import command as tune_here
 
 TEMPLATES = templates_folder()
 GOLDEN = ROOT / "tests" / "data" / "hgemm_dsl.py"

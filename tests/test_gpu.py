@@ -36,8 +36,8 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import ACTIVATIONS, Kind, LaunchOptions, Problem
 from hgemm.selection_query import SelectionQuery, Target
-from hgemm.tune.runner import PROTOCOL, Prebuilt, TunePlan
-from hgemm.tune.runner import run as tune
+from hgemm.tuning.runner import PROTOCOL, Prebuilt, TunePlan
+from hgemm.tuning.runner import run as tune
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 pytestmark = pytest.mark.gpu
@@ -51,7 +51,7 @@ def kernel_of(library: Library, layout: str, code: str = "auto") -> Kernel:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_default_case_passes(small_library: Library, layout: str) -> None:
-    from hgemm.verify import verify
+    from hgemm.verification import verify
 
     kernel, device = kernel_of(small_library, layout), open_device()
     for case in default_cases(kernel.traits, kernel.prepare().resident_ctas):
@@ -241,7 +241,7 @@ def test_launch_options_are_tuned_and_taken(settings: Settings, bias: str, tmp_p
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 def test_variants_that_load_by_tma_are_right(settings: Settings, layout: str) -> None:
-    from hgemm.verify import verify
+    from hgemm.verification import verify
 
     device = open_device()
     if device.capability != (9, 0):
@@ -376,7 +376,7 @@ def test_memcheck_finds_nothing_in_the_example(example: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, layout: str, align: int) -> None:
     """With guard bands and poison around every operand, whichever kernel C takes for it."""
-    from hgemm.verify import CheckOptions, Trial
+    from hgemm.verification import CheckOptions, Trial
 
     opened = open_library(library.folder)
     arch = "sm_{}{}".format(*open_device().capability)
@@ -422,7 +422,7 @@ def splitting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LaunchTra
 
 def test_split_k_is_taken_and_right_twice(splitting: tuple[Path, LaunchTraits]) -> None:
     from hgemm.cases import Case, Shape
-    from hgemm.verify import CheckOptions, Trial
+    from hgemm.verification import CheckOptions, Trial
 
     exported, traits = splitting
     kernel = ByC(loaded(exported), traits)

@@ -41,7 +41,7 @@ from hgemm.problem import LAYOUTS, Kind, LaunchOptions
 from hgemm.products import MatmulOptions, _independent_of_rows, _query, matching_kinds
 from hgemm.selection import Choice, Selector
 from hgemm.selection_query import SelectionQuery, Target
-from hgemm.verify import CheckOptions, Trial
+from hgemm.verification import CheckOptions, Trial
 
 H100 = Target.typical("sm_90")
 WORKSPACE_BYTES = 34 << 20

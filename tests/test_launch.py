@@ -38,7 +38,7 @@ from hgemm.launch import (
 )
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, LaunchOptions
-from hgemm.verify import verify
+from hgemm.verification import verify
 
 COUNTERS = WORKSPACE_COUNTERS * COUNTER_BYTES
 """The first part of every workspace."""

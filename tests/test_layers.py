@@ -211,7 +211,7 @@ READS_ENVIRONMENT = {
     "generator.build.dsl_worker": "takes CuTe DSL's own variables out of its environment, where they would change kernels",
     "hgemm.torch.native": "asks which compiler CXX names, and where the user keeps caches",
     "hgemm.growth": "asks which library is the default one, and where the user keeps caches",
-    "hgemm.tune.runner": "hands its own environment on to a process for each of the GPUs that may be seen",
+    "hgemm.tuning.runner": "hands its own environment on to a process for each of the GPUs that may be seen",
 }
 """The command line reads variables by click's options; besides, only these modules read the environment."""
 

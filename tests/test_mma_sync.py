@@ -33,7 +33,7 @@ from generator.proof.proving import prove
 from generator.spec import Smem, parse_field
 from generator.sweep import sweep
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import Buffer
+from hgemm.verification import Buffer
 
 TEMPLATES = templates_folder()
 PUBLISHED = {"arch": "sm_75", "tile": "256x256x32", "warp_tile": "128x64", "acc": "f16", "smem": "pad_alternate:8"}
@@ -388,7 +388,7 @@ def test_every_default_case_passes_on_this_gpu(tmp_path: Path) -> None:
     from generator.store.library import Library
     from hgemm.cases import default_cases
     from hgemm.device import open_device
-    from hgemm.verify import verify
+    from hgemm.verification import verify
 
     library = Library(tmp_path / "library")
     settings = Settings(library, templates_folder())

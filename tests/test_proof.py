@@ -61,8 +61,8 @@ from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 from hgemm.record import validate
-from hgemm.verify import CANARY, CheckOptions, Trial, operand_layouts
-from hgemm.verify import verify as verify_cases
+from hgemm.verification import CANARY, CheckOptions, Trial, operand_layouts
+from hgemm.verification import verify as verify_cases
 
 ONE = {**SMALL, "layout": "tn"}
 EDGE = next(fault for fault in FAULTS if fault.name == "row past the edge of D")

@@ -24,7 +24,7 @@ from hgemm.launch import COUNTER_BYTES, WORKSPACE_ALIGN_BYTES, WORKSPACE_COUNTER
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LaunchOptions
 from hgemm.reference import reference
-from hgemm.verify import Buffer, CheckOptions, Trial, compare
+from hgemm.verification import Buffer, CheckOptions, Trial, compare
 
 WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "stream_k", "cluster": "1x1"}
 VARIANTS = {

@@ -46,10 +46,10 @@ from hgemm.problem import Kind, LaunchOptions
 from hgemm.record import Record
 from hgemm.selection import MEASURED
 from hgemm.selection_query import SelectionQuery, Target
-from hgemm.tune import runner as hosts
-from hgemm.tune.__main__ import command as module_command
-from hgemm.tune.problem import FIRST_SAMPLES, Ranking, choose, decide, halve, is_undecided, parse_mix
-from hgemm.tune.runner import PROTOCOL, Prebuilt, TunePlan, run, simplicity
+from hgemm.tuning import runner as hosts
+from hgemm.tuning.__main__ import command as module_command
+from hgemm.tuning.problem import FIRST_SAMPLES, Ranking, choose, decide, halve, is_undecided, parse_mix
+from hgemm.tuning.runner import PROTOCOL, Prebuilt, TunePlan, run, simplicity
 
 ROOT = Path(__file__).resolve().parent.parent
 COSTS_US = {"slow": 20.0, "fast": 8.0, "middle": 9.0, "third": 9.5, "last": 11.0, "sixth": 12.0}
@@ -269,7 +269,7 @@ def test_products_with_a_bias_and_an_activation_are_tuned_checked_and_selected(f
 def test_without_problems_the_layers_of_the_packs_are_tuned(
     folder: Path, biased: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hgemm.tune.runner.ROWS", (1, 8))
+    monkeypatch.setattr("hgemm.tuning.runner.ROWS", (1, 8))
     add_pack(folder, [PackedLayer("up", 56, 24, biased)])
     add_pack(folder, [PackedLayer("down", 24, 56, Kind()), PackedLayer("up", 56, 24, biased)])
     assert [layer.name for layer in read_pack(folder)] == ["down", "up"]
@@ -367,7 +367,7 @@ def test_what_cannot_be_tuned_fails(driver: BenchDriver, folder: Path) -> None:
 
 
 def test_the_module_imports_no_generator() -> None:
-    code = "import sys, hgemm.tune.__main__; print({'generator', 'jinja2', 'torch'} & set(sys.modules))"
+    code = "import sys, hgemm.tuning.__main__; print({'generator', 'jinja2', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -529,7 +529,7 @@ class Replayed:
 
 
 def tuned_by_halving(problem: MeasuredProblem, noise: float, seed: int, candidates: Sequence[str] | None = None) -> str:
-    """Tune one problem as hgemm.tune.problem does, on a replayed device."""
+    """Tune one problem as hgemm.tuning.problem does, on a replayed device."""
     times_us = MEASURED_TIMES.times_us[problem]
     device = Replayed(times_us, noise, seed)
     finalists, _ = halve(list(candidates or times_us), device.sample, 4)

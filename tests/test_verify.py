@@ -27,7 +27,7 @@ from hgemm.launch import tiles
 from hgemm.launch_traits import LaunchTraits
 from hgemm.reference import ACTIVATION_FORMULAS, Operands, Reference, apply_epilogue, reference
 from hgemm.reference import accumulate as follow
-from hgemm.verify import (
+from hgemm.verification import (
     CANARY,
     Check,
     CheckOptions,
@@ -353,7 +353,7 @@ def test_a_run_is_timed_and_checked(driver: FakeDriver) -> None:
 
 
 def test_a_large_run_is_checked_on_some_rows(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hgemm.verify.CHECKED_PRODUCTS", 48 * 32 * 10)
+    monkeypatch.setattr("hgemm.verification.CHECKED_PRODUCTS", 48 * 32 * 10)
     found = run(kernel_of(driver, record()), Case(Shape(64, 48, 32)), open_device(), samples=1)
     assert found.check.passed and 3 <= found.checked_rows <= 10
     for fault in ("drops an element of k", "leaves an element", "writes after D"):

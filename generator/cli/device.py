@@ -38,7 +38,7 @@ from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.problem import LaunchOptions
 from hgemm.selection_query import Target
-from hgemm.tune.runner import Supply, TunePlan, tune_library, tune_options
+from hgemm.tuning.runner import Supply, TunePlan, tune_library, tune_options
 
 # ==== run ====
 
@@ -131,7 +131,7 @@ def run_command(
         raise RequestError(f"{name} has its own schedule: omit --splits, or run a variant with --schedule launch")
     options = LaunchOptions(splits, whole_tiles) if splits else None
     device = open_device()
-    from hgemm.verify import run  # NumPy takes 0.1 s, and is useless without a GPU
+    from hgemm.verification import run  # NumPy takes 0.1 s, and is useless without a GPU
 
     case = Case(Shape(m, n, k, batch), alpha, beta, options=options)
     found = run(kernel, case, device, seed, repeat, not no_check)

@@ -23,7 +23,7 @@ from hgemm.epilogue_reference import Interval, evaluate
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LaunchOptions
 from hgemm.reference import Operands
-from hgemm.verify import CheckOptions, Trial
+from hgemm.verification import CheckOptions, Trial
 
 # ==== The order that a record states ====
 

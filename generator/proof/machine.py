@@ -1,6 +1,6 @@
 """A CPU stand-in for a device and a kernel of `hgemm`: host memory, and launches on the executor.
 
-`hgemm.verify` checks kernels on it as on a GPU: the same cases, operands, reference and error bound.
+`hgemm.verification` checks kernels on it as on a GPU: the same cases, operands, reference and error bound.
 """
 
 from __future__ import annotations

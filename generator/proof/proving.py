@@ -23,7 +23,7 @@ from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.cases import Case, Shape, cases_of
 from hgemm.dtypes import DTYPES
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import UNBOUNDED, Check, CheckOptions, Trial, verify
+from hgemm.verification import UNBOUNDED, Check, CheckOptions, Trial, verify
 
 _PLACEMENT_WARP = 32
 

@@ -27,7 +27,7 @@ from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Kind
 from hgemm.selection_query import SelectionQuery, Target
-from hgemm.tune.problem import Ranking
+from hgemm.tuning.problem import Ranking
 
 FOLDER = Path(__file__).resolve().parent
 TMA_ALIGN_BYTES = 16

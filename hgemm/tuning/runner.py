@@ -47,7 +47,7 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import FOLDER, MeasuredProblem, Session, best_known, read_sessions
 from hgemm.packed import PACK_NAME, ROWS, read_pack
 from hgemm.selection_query import Target
-from hgemm.tune.problem import DEFAULT_MIX, TUNED_STATES, Mix, Ranking, parse_mix, tune
+from hgemm.tuning.problem import DEFAULT_MIX, TUNED_STATES, Mix, Ranking, parse_mix, tune
 
 
 class Supply(typing.Protocol):

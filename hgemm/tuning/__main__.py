@@ -1,4 +1,4 @@
-"""`python -m hgemm.tune` tunes among the variants of a library folder, without the generator."""
+"""`python -m hgemm.tuning` tunes among the variants of a library folder, without the generator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from hgemm.bench.work import read_kernels
 from hgemm.errors import run_command
-from hgemm.tune.runner import Prebuilt, tune_library, tune_options
+from hgemm.tuning.runner import Prebuilt, tune_library, tune_options
 
 
 @click.command("tune")
@@ -25,4 +25,4 @@ def command(library: Path, kernels: str, **options) -> int:
 
 
 if __name__ == "__main__":
-    run_command(command, "python -m hgemm.tune")
+    run_command(command, "python -m hgemm.tuning")
