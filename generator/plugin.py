@@ -1,4 +1,4 @@
-"""The plug-in of the run-time package: what `hgemm.generate` and libraries with `build=True` call. See hgemm.plugin."""
+"""The plug-in of the run-time package: what `hgemm.generate`, `hgemm.verify` and growing libraries call. See hgemm.plugin."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from pathlib import Path
 from generator.build.pipeline import Prover, Settings, make_fitting
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
+from generator.device_check import CheckOutcome, CheckRequest, CheckWorkers
 from generator.errors import RequestError
 from generator.families.base import Plan
 from generator.pack.growth import build_kernel
 from generator.planner import not_implemented
 from generator.store.files import reject_export
 from generator.store.library import Library
+from generator.store.query import Selection, choose
 from generator.sweep import over, read_spec_file, sweep, texts_from
+from hgemm.cases import Shape
+from hgemm.device import open_device
 from hgemm.library import reject_file
-from hgemm.plugin import GenerateRequest, Progress
+from hgemm.plugin import GenerateRequest, Progress, Verified, VerifyRequest
 
-__all__ = ["build_kernel", "generate"]
+__all__ = ["build_kernel", "generate", "verify"]
 
 _LOG = logging.getLogger("hgemm")
 
@@ -76,3 +80,39 @@ def _prover() -> Prover:
     from generator.proof.jobs import local_prover  # slow to import
 
     return local_prover()
+
+
+def verify(request: VerifyRequest) -> Iterator[Verified]:
+    """Check kernels of a library, and yield each as it is finished.
+
+    Raises: RequestError for an illegal request, LibraryError if the library cannot be read, NoCompiler or DeviceError if
+        nothing can run here.
+    """
+    if request.shapes:
+        Shape.parse_list(request.shapes)
+    if request.jobs is not None and request.jobs < 1:
+        raise RequestError(f"jobs is {request.jobs}: pass 1 or more")
+    library = Library(request.folder)
+    symbols = choose(library, tuple(request.symbols), Selection())
+    for one in _on_cpu(library, symbols, request) if request.device == "cpu" else _on_gpu(symbols, request):
+        cases = tuple(check["case"] for check in one.shapes)
+        reason = "" if one.passed else one.reason
+        yield Verified(
+            one.symbol, one.passed, bool(one.skipped), cases, one.worst_ratio, one.seconds, reason, one.reused
+        )
+
+
+def _on_cpu(library: Library, symbols: list[str], request: VerifyRequest) -> Iterator[CheckOutcome]:
+    from generator.proof.jobs import Emulation, host_toolchain  # slow to import
+
+    jobs = request.jobs or cores()
+    emulation = Emulation(library, host_toolchain(), request.shapes, request.seed, jobs, force=request.force)
+    return emulation.outcomes(symbols)
+
+
+def _on_gpu(symbols: list[str], request: VerifyRequest) -> Iterator[CheckOutcome]:
+    open_device()
+    folder = str(request.folder.resolve())
+    requests = [CheckRequest(folder, symbol, request.shapes, seed=request.seed) for symbol in symbols]
+    workers = CheckWorkers(request.jobs or max(1, min(8, cores() // 2)))
+    return (outcome for outcome, _ in workers.check_all(requests))

@@ -12,19 +12,27 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from warnings import warn
 
-from hgemm.errors import DeviceError, GenerationError, HgemmError, LibraryError, ProblemError, RequestError
+from hgemm.errors import (
+    DeviceError,
+    GenerationError,
+    HgemmError,
+    LibraryError,
+    ProblemError,
+    RequestError,
+    VerificationError,
+)
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from hgemm.default import linear, matmul
     from hgemm.gated import interleave
-    from hgemm.generation import generate
+    from hgemm.generation import generate, verify
     from hgemm.kernel import Kernel
     from hgemm.library import Library
     from hgemm.library import open_library as open
-    from hgemm.plugin import Progress
-    from hgemm.problem import Kind, Problem
+    from hgemm.plugin import Progress, Verified
+    from hgemm.problem import Kind, LaunchOptions, Problem
     from hgemm.products import MatmulPlan
 
 __all__ = [
@@ -41,11 +49,14 @@ __all__ = [
     "ProblemError",
     "Progress",
     "RequestError",
+    "VerificationError",
+    "Verified",
     "linear",
     "matmul",
     "generate",
     "interleave",
     "open",
+    "verify",
 ]
 
 _FROM = {
@@ -61,6 +72,8 @@ _FROM = {
     "generate": ("hgemm.generation", "generate"),
     "interleave": ("hgemm.gated", "interleave"),
     "open": ("hgemm.library", "open_library"),
+    "Verified": ("hgemm.plugin", "Verified"),
+    "verify": ("hgemm.generation", "verify"),
 }
 """Public names, imported on first use: `hgemm list` starts 0.07 s sooner, `generate` 0.02 s."""
 _RENAMED = {"Plan": "MatmulPlan"}

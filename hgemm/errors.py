@@ -53,6 +53,14 @@ class GenerationError(HgemmError):
         self.failed, self.kernels = dict(failed), list(kernels)
 
 
+class VerificationError(HgemmError):
+    """Kernels failed their check. `failed` has the reason of each by symbol; `results` are the checks of all."""
+
+    def __init__(self, failed: Mapping[str, str], results: Sequence[Any] = ()) -> None:
+        super().__init__("; ".join(f"{symbol}: {reason}" for symbol, reason in failed.items()))
+        self.failed, self.results = dict(failed), list(results)
+
+
 class DeviceError(HgemmError):
     """There is no GPU, the GPU cannot run the kernel, or the driver returned an error."""
 

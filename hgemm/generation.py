@@ -1,4 +1,4 @@
-"""`hgemm.generate`: builds kernels from Python, by the plug-in of the generator."""
+"""`hgemm.generate` and `hgemm.verify`: build and check kernels from Python, by the plug-in of the generator."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hgemm import plugin
-from hgemm.errors import GenerationError
-from hgemm.growth import default_library
+from hgemm.errors import GenerationError, RequestError, VerificationError, unknown_word
+from hgemm.growth import default_library, existing_library
 from hgemm.kernel import Kernel
 from hgemm.library import Library
-from hgemm.plugin import GenerateRequest, Progress
+from hgemm.plugin import GenerateRequest, Progress, Verified, VerifyRequest
 
 Specs = str | PathLike[str] | Mapping[str, Any]
 """The path of a TOML file, or options by name."""
@@ -48,7 +48,7 @@ def generate(
     Raises: RequestError for an illegal request; GenerationError if kernels failed, after all others were built; LibraryError if
         the generator is not installed or the folder cannot be written.
     """
-    folder = library.folder if isinstance(library, Library) else Path(library) if library else default_library()
+    folder = _folder(library) or default_library()
     if isinstance(epilogue, str):
         fields = {**fields, "epilogue": epilogue}
     elif epilogue is not None:
@@ -83,3 +83,59 @@ def generate(
     if failed:
         raise GenerationError(failed, kernels)
     return kernels
+
+
+VERIFY_DEVICES = ("cpu", "cuda")
+
+
+def verify(
+    kernels: str | Kernel | Sequence[str | Kernel] | None = None,
+    *,
+    library: str | PathLike[str] | Library | None = None,
+    device: str = "cpu",
+    shapes: str = "",
+    seed: int = 0,
+    jobs: int | None = None,
+    force: bool = False,
+    progress: Callable[[Verified], None] | None = None,
+) -> list[Verified]:
+    """Check kernels of a library on the CPU or on the GPU, and return the result of each.
+
+    This is the command `hgemm verify`, with the same checks:
+
+        hgemm.verify(library="kernels")
+        hgemm.verify(kernels[0], library="kernels", device="cuda", shapes="128x128x64,33x65x17@3")
+
+    `device="cpu"` runs each thread of the kernel's PTX on the CPU, and stores the proof in the kernel's record. It needs a C++
+    compiler, and no GPU. `device="cuda"` runs the kernel on the GPU and stores nothing. Both need the package hgemm-generator.
+
+    Fields: `kernels` are kernels, symbols, hashes, prefixes or globs; default: all of the library. `library` is a folder or an open
+        library; default: as `hgemm.open`. `shapes` replaces the default problems, which follow from the tile; a proof with
+        other shapes is not stored. `jobs` is the number of processes. `force` repeats proofs that the records have.
+        `progress` is called with each result.
+    Raises: VerificationError if kernels failed, after all others were checked; RequestError for an illegal request; LibraryError if
+        the generator is not installed or the library cannot be read; DeviceError if there is no GPU.
+    """
+    if device not in VERIFY_DEVICES:
+        raise unknown_word("device", device, VERIFY_DEVICES)
+    if force and device != "cpu":
+        raise RequestError('force is for device="cpu": checks on the GPU keep no result')
+    given = [kernels] if isinstance(kernels, (str, Kernel)) else [*(kernels or ())]
+    symbols = [one if isinstance(one, str) else one.symbol for one in given]
+    folder = _folder(library) or existing_library()
+    if kernels is not None and not symbols:
+        return []
+    request = VerifyRequest(folder, symbols, device, shapes, seed, jobs, force)
+    results = []
+    for one in plugin.load("hgemm.verify").verify(request):
+        results.append(one)
+        if progress:
+            progress(one)
+    if failed := {one.symbol: one.reason for one in results if not (one.passed or one.skipped)}:
+        raise VerificationError(failed, results)
+    return results
+
+
+def _folder(library: str | PathLike[str] | Library | None) -> Path | None:
+    """Return the folder of a library that a caller named, or None."""
+    return library.folder if isinstance(library, Library) else Path(library) if library else None

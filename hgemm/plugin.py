@@ -51,11 +51,46 @@ class GenerateRequest:
     allow_spills: bool
 
 
+@dataclass(frozen=True)
+class VerifyRequest:
+    """What `hgemm.verify` asks the generator for. The fields are those of `hgemm.verify`; `symbols` may be empty."""
+
+    folder: Path
+    symbols: Sequence[str]
+    device: str
+    shapes: str
+    seed: int
+    jobs: int | None
+    force: bool
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The check of one kernel by `hgemm.verify`.
+
+    Units: `seconds` of this check; `worst_ratio` is the largest error over its bound.
+    Fields: `cases` are the problems that ran. `reason` says why the kernel failed or was skipped. `reused` is True if the proof was
+        in the kernel's record.
+    """
+
+    symbol: str
+    passed: bool
+    skipped: bool
+    cases: tuple[str, ...]
+    worst_ratio: float
+    seconds: float
+    reason: str = ""
+    reused: bool = False
+
+
 class Generator(Protocol):
     """The functions of the plug-in."""
 
     def generate(self, request: GenerateRequest) -> Iterator[Progress]:
         """Build variants into the library in `request.folder`, and yield each as it is finished."""
+
+    def verify(self, request: VerifyRequest) -> Iterator[Verified]:
+        """Check kernels of a library, and yield each as it is finished."""
 
     def build_kernel(self, folder: Path, missing: Any) -> str | None:
         """Build the kernel that a call lacks. See hgemm.growth."""

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import hgemm
+from generator.proof.executor import HostToolchain
 from hgemm import plugin
-from hgemm.errors import GenerationError, LibraryError, RequestError
+from hgemm.errors import GenerationError, LibraryError, RequestError, VerificationError
 
 SMALL = {"arch": "sm_80", "tile": "32x32x16", "warp_tile": "32x16", "stages": 2}
 
@@ -80,6 +81,51 @@ def test_kernels_that_fail_are_an_error_with_the_others(tmp_path: Path, monkeypa
     with pytest.raises(GenerationError, match="hgemm_one does not compile") as caught:
         hgemm.generate(SMALL, library=tmp_path)
     assert caught.value.failed == {"hgemm_one": "hgemm_one does not compile"} and caught.value.kernels == []
+
+
+def test_kernels_are_checked_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_toolchain: HostToolchain
+) -> None:
+    monkeypatch.setenv("HGEMM_CACHE_DIR", str(host_toolchain.cache.parent))
+    (kernel,) = hgemm.generate(SMALL, library=tmp_path, jobs=1)
+    seen: list[hgemm.Verified] = []
+    (result,) = hgemm.verify(kernel, library=tmp_path, shapes="33x17x20", jobs=1, progress=seen.append)
+    assert result.passed and result.symbol == kernel.symbol and result.cases and 0 < result.worst_ratio <= 1
+    assert seen == [result] and not result.reused
+    assert hgemm.verify([], library=tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "gpu"}, "device 'gpu' is unknown"),
+        ({"device": "cuda", "force": True}, "force is for device"),
+        ({"shapes": "33x17"}, "shape '33x17' is malformed"),
+        ({"jobs": 0}, "jobs is 0"),
+        ({"kernels": "hgemm_sm75"}, "hgemm_sm75"),
+    ],
+)
+def test_illegal_checks_are_refused(tmp_path: Path, options: dict, words: str) -> None:
+    hgemm.generate(SMALL, library=tmp_path, jobs=1)
+    with pytest.raises((RequestError, LibraryError), match=words):
+        hgemm.verify(library=tmp_path, **options)
+
+
+def test_kernels_that_fail_their_check_are_an_error_with_all_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = plugin.Verified("hgemm_one", True, False, ("1x1x1",), 0.5, 0.1)
+    bad = plugin.Verified("hgemm_two", False, False, ("1x1x1",), 9.0, 0.1, "1x1x1: wrong")
+    skipped = plugin.Verified("hgemm_three", False, True, (), 0.0, 0.1, "needs another GPU")
+
+    class Failing:
+        def verify(self, request: plugin.VerifyRequest):
+            yield from (good, bad, skipped)
+
+    monkeypatch.setattr(plugin, "load", lambda purpose: Failing())
+    with pytest.raises(VerificationError, match="hgemm_two: 1x1x1: wrong") as caught:
+        hgemm.verify(library=tmp_path)
+    assert caught.value.failed == {"hgemm_two": "1x1x1: wrong"} and caught.value.results == [good, bad, skipped]
 
 
 def test_the_generator_registers_an_entry_point() -> None:
