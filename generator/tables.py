@@ -46,21 +46,19 @@ def to_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 def to_text(rows: Sequence[Row], columns: Sequence[str]) -> str:
     """Write rows as aligned text without colour. Numbers are aligned right."""
-    written, widths = _written(rows, columns)
-    right = [_is_numeric(rows, name) for name in columns]
-    lines = [
-        _GAP.join(
-            text.rjust(width) if is_right else text.ljust(width) for text, width, is_right in zip(line, widths, right)
-        ).rstrip()
-        for line in written
-    ]
-    return "\n".join(lines) + "\n"
+    return _joined([_column(rows, name) for name in columns])
 
 
-def _written(rows: Sequence[Row], columns: Sequence[str]) -> tuple[list[list[str]], list[int]]:
-    """Return the header and the rows as texts, and the width of each column."""
-    lines = [list(columns), *([cell(row.get(name)) for name in columns] for row in rows)]
-    return lines, [max(len(line[place]) for line in lines) for place in range(len(columns))]
+def _column(rows: Sequence[Row], name: str) -> list[str]:
+    """Return a column of a table: its name and its cells, padded to one width."""
+    texts = [name, *(cell(row.get(name)) for row in rows)]
+    width = max(map(len, texts))
+    pad = str.rjust if _is_numeric(rows, name) else str.ljust
+    return [pad(text, width) for text in texts]
+
+
+def _joined(columns: Sequence[Sequence[str]]) -> str:
+    return "\n".join(_GAP.join(line).rstrip() for line in zip(*columns)) + "\n"
 
 
 def _is_numeric(rows: Sequence[Row], name: str) -> bool:
@@ -100,7 +98,8 @@ def fitted(rows: Sequence[Row], required: Sequence[str], optional: Sequence[str]
     """
     required = [name for name in dict.fromkeys(required) if name != "symbol"]
     optional = [name for name in dict.fromkeys(optional) if name not in (*required, "symbol")]
-    widths = dict(zip([*required, *optional], _written(rows, [*required, *optional])[1]))
+    columns = {name: _column(rows, name) for name in (*required, *optional)}
+    widths = {name: len(column[0]) for name, column in columns.items()}
     symbol_width = max([len("symbol"), *(len(str(row["symbol"])) for row in rows)])
     free = width - sum(widths[name] + len(_GAP) for name in required)
     room = max(_HASH_DIGITS, min(symbol_width, free))
@@ -110,9 +109,9 @@ def fitted(rows: Sequence[Row], required: Sequence[str], optional: Sequence[str]
         if widths[name] + len(_GAP) <= free:
             chosen.append(name)
             free -= widths[name] + len(_GAP)
-    shown = [{**row, "symbol": shortened(str(row["symbol"]), room)} for row in rows]
+    symbols = _column([{"symbol": shortened(str(row["symbol"]), room)} for row in rows], "symbol")
     left_out = tuple(name for name in optional if name not in chosen)
-    return Fitted(to_text(shown, [*required, *chosen, "symbol"]), left_out)
+    return Fitted(_joined([*(columns[name] for name in (*required, *chosen)), symbols]), left_out)
 
 
 def shortened(symbol: str, width: int) -> str:

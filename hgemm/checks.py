@@ -137,6 +137,9 @@ def boolean(value: Any, field: str) -> None:
         reject(field, "true or false", value)
 
 
+_SCALAR_TYPES = frozenset((str, int, float, bool))
+
+
 @check({"anyOf": [TEXT.schema, _ANY_NUMBER.schema, boolean.schema]})
 def scalar(value: Any, field: str) -> None:
     if type(value) is str:
@@ -185,24 +188,26 @@ def list_of(item: Check, length: int | None = None) -> Check:
 def map_of(name: Check, item: Check) -> Check:
     """Accept an object whose names `name` accepts and whose values `item` accepts.
 
-    Accepted pairs of texts are remembered, because the kernels of a library have most of them in common.
+    Accepted pairs of texts or scalars are remembered, because the kernels of a library have most of them in common.
     """
-    accepted: set[tuple[str, str]] = set()
-    of_texts = item.schema.get("type") == "string"
+    accepted: set[tuple[str, type, Any]] = set()  # with the type, because 1 == True
+    remembers = item is scalar or item.schema.get("type") == "string"
 
     @check({"type": "object", "propertyNames": name.schema, "additionalProperties": item.schema})
     def test(value: Any, field: str) -> None:
         if type(value) is not dict:
             reject(field, "an object", value)
-        if of_texts and all(type(entry) is str for entry in value.values()) and accepted.issuperset(value.items()):
-            return
+        entries = value.values()
+        if remembers and _SCALAR_TYPES.issuperset(map(type, entries)):
+            if accepted.issuperset(zip(value, map(type, entries), entries)):
+                return
         for key, entry in value.items():
             name.test(key, f"a name in {field}")
             item.test(entry, f"{field}.{key}")
-        if of_texts and len(value) <= _MAX_REMEMBERED:
+        if remembers and len(value) <= _MAX_REMEMBERED:
             if len(accepted) + len(value) > _MAX_REMEMBERED:
                 accepted.clear()
-            accepted.update(value.items())
+            accepted.update(zip(value, map(type, entries), entries))
 
     return test
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.checks import (
+    NAME,
     TEXT,
     Check,
     JsonSchema,
@@ -281,7 +282,7 @@ _DOCUMENT = fields(
         ),
         "key": _SHA256.about("SHA-256 of source, compiler inputs, options and versions."),
         "arch": text(r"sm_[0-9]{2,3}[a-z]?", "an architecture such as sm_89").about("Architecture."),
-        "spec": fields({}, others=scalar).about("Every decision behind the kernel."),
+        "spec": map_of(NAME, scalar).about("Every decision behind the kernel."),
         "toolchain": _TOOLCHAIN.about("Versions and options of the compilers."),
         "inputs": map_of(_INPUT, _SHA256).about("SHA-256 of each file that the compiler read, by relative path."),
         "files": _files.about("The files of the kernel, by name."),
@@ -343,7 +344,9 @@ def current_word(field: str, text: str) -> str:
 
 def current_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spec of a record in present words."""
-    named = {_PRESENT_NAMES.get(name, name): value for name, value in spec.items()}
+    named = dict(spec)
+    if not _PRESENT_NAMES.keys().isdisjoint(spec):
+        named = {_PRESENT_NAMES.get(name, name): value for name, value in spec.items()}
     words = {name: current_word(name, named[name]) for name in RENAMED_WORDS if isinstance(named.get(name), str)}
     return {**named, **words}
 
@@ -508,8 +511,11 @@ def is_symbol_of(symbol: str, spec: Mapping[str, Any]) -> bool:
 
 def _spec_digits(spec: Mapping[str, Any]) -> str:
     hashed = {name: value for name, value in spec.items() if SPEC_DEFAULTS.get(_PRESENT_NAMES.get(name, name)) != value}
-    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return hashlib.sha256(_compact(hashed).encode()).hexdigest()[:8]
+
+
+_compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""`json.dumps` with options would make a new encoder for each record."""
 
 
 def flatten(data: dict[str, Any]) -> dict[str, Scalar]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass, fields
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
@@ -312,12 +313,15 @@ class Index:
             for session in sessions:
                 self._put_session(*session)
 
-    def upsert(self, rows: list[tuple[Record, str]]) -> None:
-        """Insert or replace records and their stamps, in short transactions."""
-        for start in range(0, len(rows), BATCH_ROWS):
+    def upsert(self, rows: Iterable[tuple[Record, str]]) -> set[str]:
+        """Insert or replace records and their stamps, in short transactions. Return their symbols."""
+        coming, written = iter(rows), set()
+        while batch := list(islice(coming, BATCH_ROWS)):
             with self._transaction():
-                for record, stamp in rows[start : start + BATCH_ROWS]:
+                for record, stamp in batch:
                     self._upsert(record, stamp)
+            written.update(record.symbol for record, _ in batch)
+        return written
 
     def _upsert(self, record: Record, stamp: str) -> None:
         row = (record.symbol, stamp, json.dumps(record.flat()))

@@ -252,12 +252,10 @@ class Library:
         if rows == folders:
             return index
         changed = {symbol: stamp for symbol, stamp in folders.items() if rows.get(symbol) != stamp}
-        read = {record.symbol: record for record in self._read(changed)}
+        read = index.upsert((record, changed[record.symbol]) for record in self._read(changed))
         gone = [
             (symbol, stamp) for symbol, stamp in rows.items() if folders.get(symbol) != stamp and symbol not in read
         ]
-        if read:
-            index.upsert([(record, changed[symbol]) for symbol, record in read.items()])
         if gone:
             index.delete(gone)
         return index
