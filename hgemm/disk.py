@@ -100,9 +100,20 @@ MAX_TEXT_BYTES = 64 * 2**20
 """The largest file of a user that is read. A device such as /dev/zero has no end."""
 
 
+def open_input(path: Path) -> BinaryIO:
+    """Open a file of a user. Raises OSError if it is a named pipe, which could wait forever. `/dev/stdin` may be a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb")
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode) and os.path.exists(os.path.realpath(path)):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a named pipe: write its content to a file")
+    os.set_blocking(descriptor, True)
+    return file
+
+
 def read_text(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> str:
     """Return the text of a file in UTF-8. Raises OSError if it cannot be read or is too large, ValueError if it is not UTF-8."""
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
         raise OSError(errno.EFBIG, f"it has more than {limit_bytes:,} B")

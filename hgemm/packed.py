@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hgemm.checks import TEXT, Mismatch, fields, integer, list_of, text
-from hgemm.disk import disk_errors, write_atomically
+from hgemm.disk import disk_errors, read_whole, write_atomically
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError
 from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT, TYPES, Kind
@@ -52,14 +52,14 @@ def read_pack(library: Path) -> tuple[PackedLayer, ...]:
     """Return the layers of the packs in a library, or none if it has no pack. Raises LibraryError if the file is malformed."""
     path = library / PACK_NAME
     try:
-        with disk_errors("read", path), path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        with disk_errors("read", path):
+            content = read_whole(path, _MAX_BYTES)
     except LibraryError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return ()
         raise
     try:
-        document = json.loads(content) if len(content) <= _MAX_BYTES else None
+        document = json.loads(content)
         _DOCUMENT(document, "")
     except (ValueError, RecursionError, Mismatch) as error:
         raise LibraryError(f"{path} is malformed ({error}): run `hgemm pack` again, or name problems") from None

@@ -24,6 +24,7 @@ from hgemm import disk
 from hgemm.errors import escaped_output, printable, shortened
 from hgemm.growth import default_library
 from hgemm.measured import FOLDER
+from hgemm.packed import PACK_NAME, read_pack
 
 
 def one_line(done: subprocess.CompletedProcess[str], *words: str) -> bool:
@@ -85,6 +86,32 @@ def test_a_device_without_an_end_is_not_read_to_the_end(
         ("hgemm", "ladder", "--from", "/dev/zero"),
     ):
         assert one_line(call(command, *words), "/dev/zero", "more than ")
+
+
+def test_a_named_pipe_is_not_waited_for(small_library: Library, tmp_path: Path) -> None:
+    pipe, library = tmp_path / "pipe", str(small_library.folder)
+    os.mkfifo(pipe)
+    for command, *words in (
+        ("generate", "--spec", str(pipe)),
+        ("hgemm", "bench", "--suite", str(pipe), "--library", library),
+        ("hgemm", "ladder", "--from", str(pipe)),
+        ("hgemm", "pack", str(pipe), "--arch", "sm_89"),
+        ("hgemm", "sanitize", str(pipe), "--launch", str(pipe)),
+    ):
+        assert one_line(call(command, *words), "it is a named pipe: write its content to a file")
+    os.mkfifo(tmp_path / PACK_NAME)
+    with pytest.raises(LibraryError, match="not a regular file"):
+        read_pack(tmp_path)
+
+
+def test_a_pipe_of_a_shell_is_read() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"text")
+    os.close(writer)
+    try:
+        assert disk.read_text(Path(f"/dev/fd/{reader}")) == "text"
+    finally:
+        os.close(reader)
 
 
 def test_deep_documents_are_refused(small_library: Library, tmp_path: Path) -> None:

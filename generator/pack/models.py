@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from generator.errors import RequestError, closest_words, unknown_word
+from hgemm.disk import open_input
 from hgemm.problem import ACTIVATIONS, LAYOUTS, MAX_EXTENT, Kind
 
 # ==== Layers ====
@@ -185,7 +186,7 @@ def read_model(path: Path) -> Model:
     """
     file = path / CONFIG_NAME if path.is_dir() else path
     try:
-        with file.open("rb") as opened:
+        with open_input(file) as opened:
             text = opened.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise RequestError(

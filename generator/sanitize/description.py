@@ -18,6 +18,7 @@ from generator.errors import RequestError, closest_words
 from generator.ptx.parser import Kernel, Module, PtxError, parse
 from generator.ptx.writer import shared_offsets
 from generator.sweep import read_toml
+from hgemm.disk import open_input
 
 MAP_BYTES = 128
 """Size of a CUtensorMap."""
@@ -263,7 +264,7 @@ def _triple(value: object, where: str) -> tuple[int, int, int]:
 def read_module(path: Path) -> tuple[str, Module]:
     """Return the text of a PTX file and its parsed form. Raises: RequestError if it is not PTX, with the fix."""
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             content = file.read(MAX_PTX_BYTES + 1)
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror}") from None
