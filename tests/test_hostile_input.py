@@ -15,7 +15,14 @@ from conftest import call
 
 from generator.errors import BuildError, LibraryError, RequestError
 from generator.ladders.recipes import read_system
-from generator.proof.executor import HostCompiler, HostToolchain, NoCompiler, cache_folder, find_compiler
+from generator.proof.executor import (
+    HostCompiler,
+    HostToolchain,
+    NoCompiler,
+    cache_folder,
+    find_compiler,
+    require_working,
+)
 from generator.store.index import LOCK_NAME, replace_index
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
@@ -60,6 +67,16 @@ def test_a_full_disk_is_no_fault_of_the_kernel(host_toolchain: HostToolchain, tm
         LibraryError, match=r"cannot write to the cache .*no space is left .*choose another HGEMM_CACHE_DIR"
     ):
         full.runner()
+
+
+def test_a_full_disk_of_temporary_files_is_no_fault_of_the_compiler(
+    host_compiler: HostCompiler, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'error: writing to a.s: No space left on device' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    with pytest.raises(NoCompiler, match="free some space on the disk of .*, or set TMPDIR to another folder"):
+        require_working(replace(host_compiler, command=(str(compiler),)), tmp_path)
 
 
 def test_variables_of_a_compiler_that_name_folders_are_ignored(

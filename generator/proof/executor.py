@@ -306,7 +306,11 @@ def require_working(compiler: HostCompiler, templates: Path) -> None:
         wrong = first_error(log) if log else _error_of([sys.executable, "-I", "-S", "-c", _LOAD, made])
     if wrong:
         named, reason = " ".join(compiler.command), wrong.splitlines()[-1].replace(f"{made}: ", "")
-        raise NoCompiler(f"{named} does not build a C++17 shared object that loads ({reason}): {_FIX}")
+        full = os.strerror(errno.ENOSPC) in log
+        fix = (
+            f"free some space on the disk of {tempfile.gettempdir()}, or set TMPDIR to another folder" if full else _FIX
+        )
+        raise NoCompiler(f"{named} does not build a C++17 shared object that loads ({reason}): {fix}")
 
 
 def _error_of(command: list[str]) -> str:
