@@ -232,6 +232,35 @@ def call(*arguments: object, command=module_command) -> Result:
     return result
 
 
+QUICK_FIELDS = {"seconds": 0, "screen_ms": 0.01, "warm_up": 0, "rewarm": 0, "rounds": 3, "seed": 1}
+
+
+def test_a_call_tunes_as_the_command(driver: BenchDriver, folder: Path) -> None:
+    first, second = hgemm.tune("40x56x24,96x96x24", library=folder, **QUICK_FIELDS)
+    assert first.symbol == second.symbol == "hgemm_fast" and first.time_us > 0 and first.tflops > 0
+    assert first.problem.startswith("40x56x24 tn f16")
+    assert len(read_sessions(folder)) == 1
+    (slow,) = hgemm.tune("40x56x24", library=hgemm.open(folder), kernels="*_slow", fresh=True, **QUICK_FIELDS)
+    assert slow.symbol == "hgemm_slow"
+    (none,) = hgemm.tune("40x56x24", library=folder, layout="nt", **QUICK_FIELDS)
+    assert none.symbol == "" and none.reason == "no kernel supports this problem"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "words"),
+    [
+        ("", {}, "no problems given"),
+        ("40x56", {}, "shape '40x56' is malformed"),
+        ("40x56x24", {"speed": 2}, "No such option.*--speed"),
+        ("40x56x24", {"gpus": 2}, "No such option.*--gpus"),
+        ("40x56x24", {"candidates": 0}, "candidates"),
+    ],
+)
+def test_illegal_calls_are_refused(folder: Path, shapes: str, options: dict, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        hgemm.tune(shapes, library=folder, **options)
+
+
 def test_a_variant_with_an_unknown_word_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     Library(folder).publish(*make_record("hgemm_trial", activation="gelu_trial"))
     assert {kernel.traits.symbol for kernel in read_kernels(folder)} == {f"hgemm_{name}" for name in COSTS_US}

@@ -367,7 +367,7 @@ def tune_options(function: Function) -> Function:
 
 def tune_library(library: Path, make_supply: MakeSupply, options: dict[str, Any]) -> int:
     """Run the tuning, print the results, and return the exit status: 1 if a problem was not tuned."""
-    plan = _plan(library, options)
+    plan = plan_of(library, options)
     if options["gpus"] > 1:
         return in_parts(options["gpus"], plan.seed, options["as_json"])
     device = open_device()
@@ -425,7 +425,8 @@ _FILTERS = {
 """Options that choose among the layers of a pack, with their fields."""
 
 
-def _plan(library: Path, options: dict[str, Any]) -> TunePlan:
+def plan_of(library: Path, options: dict[str, Any]) -> TunePlan:
+    """Return the plan that the options describe. Raises: RequestError if they name no problem, or a malformed one."""
     if options["resume"] and options["seed"] is None:
         raise RequestError("--resume requires the --seed of the earlier run")
     fields = {name: options[name] for name in ("seconds", "rounds", "finalists", "screen_ms")}
