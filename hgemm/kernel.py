@@ -16,7 +16,7 @@ from hgemm.arrays import View, stream_handle, view
 from hgemm.device import Function, Image, checked, driver, open_device, ordinal_of
 from hgemm.dispatch_table import default_options, kind_of, row_of
 from hgemm.dtypes import stored_dtype
-from hgemm.epilogue import Input, columns_of_d
+from hgemm.epilogue import Epilogue, Input, columns_of_d
 from hgemm.errors import ProblemError
 from hgemm.launch import (
     MAP_BYTES,
@@ -33,7 +33,7 @@ from hgemm.launch import (
     tensor_maps,
     workspace_bytes,
 )
-from hgemm.launch_traits import INPUT, LaunchTraits
+from hgemm.launch_traits import INPUT, OUTPUT, LaunchTraits
 from hgemm.problem import AUX_BYTES, LAUNCH, PROBLEM_BYTES, Aux, LaunchOptions, Problem
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
@@ -80,15 +80,17 @@ class Kernel:
         """Launch out = activation(alpha * a b + beta * c + bias) on `stream`, and return `out` without waiting.
 
         A variant with an expression takes its `inputs` by name instead of beta, c and bias: arrays, and numbers for scalars.
+        If the expression has several results, `out` is a tuple of their arrays, D first.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,), each optionally with a leading batch. An operand
             without a batch, or with batch 1, is shared. The variant's layout determines the contiguous axes of a and b.
         Fields: `options` are for variants that leave the schedule or the raster to the launch; the default suits the sizes.
         Raises: ProblemError if the variant does not support the arrays, DeviceError if the driver fails.
         """
-        given = {"A": a, "B": b, "D": out, "C": c, "bias": bias, "workspace": workspace}
+        d, further = split_results(self.traits.epilogue, out)
+        given = {"A": a, "B": b, "D": d, "C": c, "bias": bias, "workspace": workspace}
         arrays, scalars = split_inputs(inputs)
-        given |= {INPUT + name: array for name, array in arrays.items()}
+        given |= {INPUT + name: array for name, array in arrays.items()} | further
         views = {name: view(array, name) for name, array in given.items() if array is not None}
         problem = replace(problem_of(self.traits, views, alpha, beta, scalars), options=options)
         workspace_size = views["workspace"].size_bytes if "workspace" in views else None
@@ -175,6 +177,20 @@ def split_inputs(inputs: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict
     return {name: one for name, one in (inputs or {}).items() if name not in numbers}, numbers
 
 
+def split_results(epilogue: Epilogue | None, out: Any) -> tuple[Any, dict[str, Any]]:
+    """Return D, and the arrays of the further results of an expression by their names as operands.
+
+    Raises: ProblemError unless `out` has as many arrays as the expression has results.
+    """
+    outputs = epilogue.outputs if epilogue else ()
+    given = (*out,) if isinstance(out, (tuple, list)) else (out,)
+    if len(given) != 1 + len(outputs) or (not outputs and given[0] is not out):
+        names = ", ".join(["d", *(one.name for one in outputs)])
+        wanted = f"a tuple of {1 + len(outputs)} arrays ({names})" if outputs else "one array"
+        raise ProblemError(f"out has {len(given)} arrays: pass {wanted}, because the epilogue has as many results")
+    return given[0], {OUTPUT + one.name: array for one, array in zip(outputs, given[1:])}
+
+
 def problem_of(
     traits: LaunchTraits,
     views: Mapping[str, View],
@@ -184,7 +200,7 @@ def problem_of(
 ) -> Problem:
     """Return the problem of arrays A, B, D and, if given, C, bias, workspace and the inputs of an expression.
 
-    Fields: the name of an input has INPUT before it; `scalars` are those that are numbers.
+    Fields: the name of an input has INPUT before it, that of a further result OUTPUT; `scalars` are inputs that are numbers.
 
     Raises: ProblemError if the variant does not support their shapes, types or contiguous axes.
     """
@@ -217,11 +233,18 @@ def problem_of(
 def _aux_of(
     traits: LaunchTraits, views: Mapping[str, View], scalars: Mapping[str, float], sizes: tuple[int, int, int]
 ) -> tuple[Aux, ...]:
-    """Return the inputs of an expression in its order. Raises: ProblemError for missing, unknown or unfit ones."""
+    """Return the inputs of an expression in its order, then its further results.
+
+    Raises: ProblemError for missing, unknown or unfit ones.
+    """
     operands = traits.epilogue.operands if traits.epilogue else ()
     given = {*scalars, *(name.removeprefix(INPUT) for name in views if name.startswith(INPUT))}
     names = {one.name: one for one in operands}
+    outputs = traits.epilogue.outputs if traits.epilogue else ()
     wrong = [f"input {name} is missing" for name in names if name not in given]
+    wrong += [
+        f"{OUTPUT}{one.name} is missing: pass out as a tuple" for one in outputs if OUTPUT + one.name not in views
+    ]
     known = ", ".join(names) or "none"
     wrong += [f"there is no input {name}: the inputs are {known}" for name in sorted(given - names.keys())]
     wrong += [
@@ -229,31 +252,37 @@ def _aux_of(
     ]
     if wrong:
         raise ProblemError(f"{traits.symbol}: {'; '.join(wrong)}")
-    return tuple(
+    inputs = tuple(
         Aux(value=scalars[one.name])
         if one.name in scalars
-        else _aux_array(traits, views[INPUT + one.name], one, *sizes)
+        else _aux_array(traits, views[INPUT + one.name], one, INPUT, *sizes)
         for one in operands
     )
+    results = (Input(one.name, one.kind, one.of(traits.dtype_d)) for one in outputs)
+    return (*inputs, *(_aux_array(traits, views[OUTPUT + one.name], one, OUTPUT, *sizes) for one in results))
 
 
-def _aux_array(traits: LaunchTraits, array: View, given: Input, m: int, n: int, batch: int) -> Aux:
+def _aux_array(traits: LaunchTraits, array: View, given: Input, sort: str, m: int, n: int, batch: int) -> Aux:
     n = columns_of_d(traits.epilogue, n)
     shape = {"scalar": (), "row": (n,), "column": (m,), "matrix": (m, n)}[given.kind]
     dtype = "f32" if given.kind == "scalar" else given.of(traits.dtype_d)
-    legal = [shape, (1, *shape), (batch, *shape)] + ([(m, 1)] if given.kind == "column" else [])
+    legal = [(batch, *shape)] + ([(m, 1)] if given.kind == "column" else [])
+    legal += [shape, (1, *shape)] if batch == 1 or sort == INPUT else []  # the batch shares an input
     wrong = []
     if array.shape not in legal:
         wrong.append(f"is {array.shape}, not {(batch, *shape) if batch > 1 else shape}")
     if array.dtype != dtype:
         wrong.append(f"is {array.dtype}, not {dtype}")
+    if sort == OUTPUT and array.readonly:
+        wrong.append("is read-only")
     if wrong:
-        raise ProblemError(f"{traits.symbol}: input {given.name} {' and '.join(wrong)}")
+        raise ProblemError(f"{traits.symbol}: {sort}{given.name} {' and '.join(wrong)}")
     if given.kind == "column" and array.shape == (m, 1):  # its rows are the elements
         array = replace(array, shape=(m,), strides=array.strides[:1])
     if shape and array.shape[-1] > 1 and array.strides[-1] != 1:
         raise ProblemError(
-            f"{traits.symbol}: input {given.name} is not contiguous (stride {array.strides[-1]}): copy it"
+            f"{traits.symbol}: {sort}{given.name} is not contiguous (stride {array.strides[-1]})"
+            + (": copy it" if sort == INPUT else "")
         )
     leading = 0
     if given.kind == "matrix":
@@ -347,7 +376,7 @@ def device_of(views: Mapping[str, View]) -> int:
 # ==== Repeated launches ====
 
 Addresses = tuple[int, ...]
-"""The addresses of a, b, c, d, bias and workspace, then those of an expression's inputs; 0 for numbers."""
+"""The addresses of a, b, c, d, bias and workspace, then of an expression's inputs, 0 for numbers, and of its further results."""
 _NAMES = ("a", "b", "c", "d", "bias", "workspace")
 _ADDRESSES = struct.Struct("<6Q")
 """The first fields of a packed Problem, in the order of _NAMES."""
@@ -397,6 +426,7 @@ class Launcher:
         )
         operands = traits.epilogue.operands if traits.epilogue else ()
         self._input_bytes = tuple(spans.get(INPUT + one.name, 0) for one in operands)
+        self._has_outputs = bool(traits.outputs)
         self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
         self.workspace_bytes = needed
         self._shared_workspace = needed > 0 and not self._workspace_of  # with arrays of the caller, which may overlap
@@ -477,6 +507,7 @@ class Launcher:
             or (bias < end and d < bias + self._bias_bytes)
             or any(one < end and d < one + size for one, size in zip(inputs, self._input_bytes))
             or self._shared_workspace
+            or self._has_outputs
         ):  # the ranges overlap, but D may lie between the rows of another matrix: check exactly
             aux = tuple(replace(one, pointer=at) for one, at in zip(self.problem.aux, inputs))
             given = replace(self.problem, **dict(zip(_NAMES, addresses)), aux=aux)

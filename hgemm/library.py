@@ -22,7 +22,8 @@ from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
 from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import LibraryError, ProblemError, RequestError, library_suffix, regenerate_hint
 from hgemm.growth import GrowingSelector, Growth, default_library, existing_library
-from hgemm.kernel import Kernel, split_inputs
+from hgemm.kernel import Kernel, split_inputs, split_results
+from hgemm.launch_traits import INPUT
 from hgemm.measured import read_sessions
 from hgemm.model.kernel import by_wgmma
 from hgemm.problem import Kind, Problem, unknown_kind_word
@@ -433,7 +434,9 @@ class Library:
 
         With an `epilogue`, out is that expression instead: a Python function, a text, or a traced function (see
         hgemm.epilogue_language). `inputs` are its inputs by name: arrays, and numbers for scalars. `bias` and `c` may be among
-        them. The library needs a variant of this expression.
+        them.
+        If it has several results, `out` is a tuple of their arrays, in the order of `return`. The library needs a variant of this
+        expression.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
             One of the last two axes of a and b is contiguous; the last one of out and c is.
@@ -476,8 +479,14 @@ class Library:
         whole = MatmulOptions(*options, expression.text, tuple(sorted(numbers.items())))
         a, b, out, *others = given
         if out is None:
+            if expression.outputs:
+                results = ", ".join(["d", *(one.name for one in expression.outputs)])
+                raise ProblemError(f"the epilogue has {1 + len(expression.outputs)} results: pass out=({results})")
             out = empty_product(a, b, expression)
-        return self._launch_cache.run_expression(a, b, out, *others, whole, {name: arrays.get(name) for name in names})
+        d, further = split_results(expression, out)
+        operands = {INPUT + name: arrays.get(name) for name in names} | further
+        self._launch_cache.run_expression(a, b, d, *others, whole, operands)
+        return out
 
     def plan(
         self,

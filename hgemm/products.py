@@ -17,8 +17,8 @@ from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
 from hgemm.epilogue import NONE, Epilogue, columns_of_d, parse_epilogue
 from hgemm.errors import ProblemError, unknown_word
-from hgemm.kernel import Addresses, Kernel, Launcher, bias_kind_of, device_of, problem_of, split_inputs
-from hgemm.launch_traits import INPUT
+from hgemm.kernel import Addresses, Kernel, Launcher, bias_kind_of, device_of, problem_of, split_inputs, split_results
+from hgemm.launch_traits import INPUT, OUTPUT
 from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target, with_dense_strides
@@ -85,7 +85,10 @@ class LaunchCache:
     def run_expression(
         self, a: Any, b: Any, out: Any, workspace: Any, stream: Any, options: Hashable, arrays: Mapping[str, Any]
     ) -> Any:
-        """Launch a variant with an expression, as `run`. `arrays` has each input by name in order, None for numbers."""
+        """Launch a variant with an expression, as `run`.
+
+        `arrays` has each input and each further result in order, by its name as an operand; None for numbers.
+        """
         adapter = ARRAY_ADAPTERS[type(out)]
         out_signature = adapter.read(out)
         given = (
@@ -144,7 +147,7 @@ class LaunchCache:
         found = self._launchers.get(key, _UNKNOWN)
         if found is _UNKNOWN:
             with preparing(stream) as preparation:
-                names = (*_NAMES, *(INPUT + name for name in inputs))
+                names = (*_NAMES, *inputs)
                 found = self._add(
                     key, {name: array for name, array in zip(names, arrays) if array is not None}, options
                 )
@@ -182,7 +185,8 @@ class MatmulPlan(LaunchCache):
     """A variant for products of one size, chosen and loaded. CUDA graphs can capture its first call.
 
     `plan(a, b, out, bias=None, c=None, workspace=None, stream=None)` launches as Library.matmul does, with the plan's variant,
-    alpha and beta. It returns `out` without waiting. A plan with an expression takes its `inputs`, too.
+    alpha and beta. It returns `out` without waiting. A plan with an expression takes its `inputs`, too,
+    and `out` as a tuple if it has several results.
     `plan.bind(a, b, out, ...)` returns a function that repeats a launch on
     the same arrays at the lowest cost. Threads may share both.
 
@@ -207,10 +211,11 @@ class MatmulPlan(LaunchCache):
         inputs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Launch on `stream`, or on the current stream of `out`'s library, and return `out`."""
-        if inputs is None:
+        if inputs is None and not self.kernel.traits.outputs:
             return self.run(a, b, out, bias, c, workspace, stream)
-        arrays, scalars = self._inputs(inputs)
-        return self.run_expression(a, b, out, workspace, stream, scalars, arrays)
+        d, arrays, scalars = self._operands(out, inputs)
+        self.run_expression(a, b, d, workspace, stream, scalars, arrays)
+        return out
 
     def bind(
         self,
@@ -223,17 +228,30 @@ class MatmulPlan(LaunchCache):
         inputs: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
         """Return a function `run(stream=None)` that launches on these arrays and returns `out`, as LaunchCache.bind."""
-        arrays, scalars = self._inputs(inputs) if inputs is not None else ({}, None)
-        return self._bind((a, b, out, bias, c, workspace, *arrays.values()), (*arrays,), scalars)
+        plain = inputs is None and not self.kernel.traits.outputs
+        d, arrays, scalars = (out, {}, None) if plain else self._operands(out, inputs)
+        run = self._bind((a, b, d, bias, c, workspace, *arrays.values()), (*arrays,), scalars)
+        if d is out:
+            return run
 
-    def _inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
-        """Return the arrays of the expression's inputs in their order, None for numbers, and the numbers."""
+        def run_all(stream: Any = None) -> Any:
+            run(stream)
+            return out
+
+        return run_all
+
+    def _operands(
+        self, out: Any, inputs: Mapping[str, Any] | None
+    ) -> tuple[Any, dict[str, Any], tuple[tuple[str, float], ...]]:
+        """Return D, the arrays of the expression's inputs and further results in their order, None for numbers, and the numbers."""
+        inputs = inputs or {}
         arrays, numbers = split_inputs(inputs)
+        d, further = split_results(self.kernel.traits.epilogue, out)
         epilogue = self.kernel.traits.epilogue
         names = [one.name for one in epilogue.operands] if epilogue else []
         if unknown := inputs.keys() - {*names}:
             raise ProblemError(f"{self} has no input {', '.join(sorted(unknown))}: it has {', '.join(names) or 'none'}")
-        return {name: arrays.get(name) for name in names}, tuple(sorted(numbers.items()))
+        return d, {INPUT + name: arrays.get(name) for name in names} | further, tuple(sorted(numbers.items()))
 
     def __repr__(self) -> str:
         p = self.problem
@@ -271,6 +289,13 @@ def _with_workspace(
         return Launcher(kernel, problem, device, views["workspace"].size_bytes)
     if not automatic_bytes:
         return Launcher(kernel, problem, device)
+    p = problem
+    needed = kernel.workspace_bytes(p.m, p.n, p.batch, p.options)
+    if needed > automatic_bytes and kernel.traits.panel_columns:  # selection does not count reductions
+        raise ProblemError(
+            f"{kernel.symbol} needs a workspace of {needed} B, and the automatic one has {automatic_bytes} B: "
+            "pass workspace, or open the library with workspace_bytes"
+        )
     return Launcher(
         kernel,
         problem,
@@ -437,7 +462,7 @@ def _multiplied(dtype: str, name: str, options: MatmulOptions) -> str:
 
 def fold_batch(views: Mapping[str, View]) -> dict[str, View]:
     """Fold the batch of A, C and D into their rows if all share one B. The result is one larger product."""
-    if any(name.startswith(INPUT) for name in views):  # a column, or a matrix, does not fold
+    if any(name.startswith((INPUT, OUTPUT)) for name in views):  # a column, or a matrix, does not fold
         return dict(views)
     a, b, d = (views[name] for name in "ABD")
     shared = len(b.shape) == 2 or b.shape[0] == 1 or b.strides[0] == 0

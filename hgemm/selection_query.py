@@ -123,7 +123,7 @@ class SelectionQuery:
         if p.beta:
             ldc, stride = p.ldc if p.m > 1 else 0, p.batch_stride_c if p.batch > 1 else 0
             align["d"] = min(align["d"], _align(p.c, size["d"], ldc | stride))
-        for one, aux in zip(epilogue.operands if epilogue else (), p.aux):
+        for one, aux in zip((*epilogue.operands, *epilogue.outputs) if epilogue else (), p.aux):
             if one.kind == "matrix":
                 align["d"] = min(align["d"], _align_of_input(aux, DTYPES[one.of(kind.dtype_d)].bytes, p))
         widest = max(size[name] * max(leading[name], strides[name]) for name in "abd")

@@ -25,11 +25,11 @@ from generator.store.library import Library as Store
 from generator.sweep import sweep
 from hgemm import Library, ProblemError
 from hgemm.dtypes import decode, encode
-from hgemm.epilogue_language import Column, Matrix, Row, Scalar, epilogue_of, relu
-from hgemm.epilogue_reference import Interval, evaluate
+from hgemm.epilogue_language import Column, Matrix, Row, Scalar, epilogue_of, relu, row_sum_squares, trace
+from hgemm.epilogue_reference import Interval, evaluate_all
 from hgemm.errors import UnsupportedError
 from hgemm.launch import matrices
-from hgemm.launch_traits import INPUT
+from hgemm.launch_traits import INPUT, OUTPUT
 from hgemm.problem import AUX_BYTES, PROBLEM_BYTES, Aux
 from hgemm.products import empty_product
 from hgemm.selection_query import SelectionQuery, Target
@@ -37,6 +37,11 @@ from hgemm.selection_query import SelectionQuery, Target
 
 def fused(acc, bias: Row, scale: Column, residual: Matrix[f32], gain: Scalar, alpha: Scalar):  # noqa: F821
     return relu(alpha * acc + bias) * scale * gain + residual
+
+
+def several(acc, bias: Row, residual: Matrix):
+    y = acc + bias + residual
+    return y, relu(y), row_sum_squares(y)
 
 
 class ExpressionDriver(ComputingDriver):
@@ -47,7 +52,9 @@ class ExpressionDriver(ComputingDriver):
         self.symbols.append(function)
         address = ctypes.c_void_p.from_address(parameters).value
         problem = unpack(ctypes.string_at(address, PROBLEM_BYTES))
-        places = [address + PROBLEM_BYTES + AUX_BYTES * at for at in range(len(traits.epilogue.operands))]
+        places = [
+            address + PROBLEM_BYTES + AUX_BYTES * at for at in range(len((*traits.epilogue.operands, *traits.outputs)))
+        ]
         problem = replace(
             problem, aux=tuple(Aux(*struct.unpack("<Qqqf4x", ctypes.string_at(one, 32))) for one in places)
         )
@@ -66,19 +73,19 @@ class ExpressionDriver(ComputingDriver):
             values = decode(elements(found[INPUT + one.name], dtype), dtype)
             inputs[one.name] = values.swapaxes(1, 2) if one.kind == "column" else values
         products = np.stack([accumulate(traits, a[at], b[at].T) for at in range(problem.batch)])
-        elements(found["D"], "f16")[...] = encode(
-            evaluate(traits.epilogue, Interval.around(products.astype(np.float64)), inputs).exact, "f16"
-        )
+        results = evaluate_all(traits.epilogue, Interval.around(products.astype(np.float64)), inputs)
+        types = ("f16", *(one.of("f16") for one in traits.outputs))
+        for name, dtype, result in zip(("D", *(OUTPUT + one.name for one in traits.outputs)), types, results):
+            values = result.exact.swapaxes(1, 2) if name != "D" and result.exact.shape[2] == 1 else result.exact
+            elements(found[name], dtype)[...] = encode(values, dtype)
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Library:
     """A library, on paper, with two kernels of the expression and a plain one."""
-    from hgemm.epilogue_language import trace
-
     store = Store(tmp_path_factory.mktemp("expressions") / "library")
     texts = {"arch": "sm_80", "tile": "64x64x32", "epilogue": f"none,{trace(fused)}", "align": "8,1"}
-    for plan in sweep([texts]).plans:
+    for plan in sweep([texts, {**texts, "epilogue": str(trace(several)), "align": "8"}]).plans:
         symbol = symbol_of(plan.spec)
         record, files = make_record(symbol)
         planned = {
@@ -155,7 +162,7 @@ def test_unaligned_matrices_get_a_variant_of_their_own(opened: Library, driver: 
 
 
 def test_a_matrix_of_ds_type_may_be_d(opened: Library, driver: ExpressionDriver) -> None:
-    kernel = next(one for one in map(opened.kernel, opened.symbols) if one.traits.epilogue)
+    kernel = kernel_of(opened, fused)
     arrays, inputs = given()
     inputs["residual"] = arrays["out"].astype("f4")
     kernel(**on_gpu(arrays), inputs=on_gpu(inputs))
@@ -219,6 +226,79 @@ def test_a_plan_launches_its_expression(opened: Library, driver: ExpressionDrive
         plan(**on_gpu(arrays), inputs={"gain": 1.0, "bias": Cuda(inputs["bias"])})
     with pytest.raises(UnsupportedError, match="no variant computes"):
         library.plan(problem, epilogue="silu(acc)")
+
+
+# ==== Several results ====
+
+
+def kernel_of(library: Library, function) -> hgemm.Kernel:
+    return next(one for one in library if one.traits.epilogue == trace(function))
+
+
+def results_of(arrays: dict, m: int = 40, n: int = 48, batch: tuple[int, ...] = ()) -> tuple[dict, dict, tuple]:
+    """Return the arrays of a call of `several`, its inputs, and its results."""
+    results = (arrays.pop("out"), np.zeros((*batch, m, n), "f2"), np.zeros((*batch, m), "f4"))
+    return arrays, {"bias": numbers(n), "residual": numbers(*batch, m, n)}, results
+
+
+def check_results(arrays: dict, inputs: dict, results: tuple) -> None:
+    y = product(arrays["a"], arrays["b"]) + inputs["bias"].astype(float) + inputs["residual"]
+    assert (results[0] == y).all() and (results[1] == np.maximum(y, 0)).all()
+    assert np.allclose(results[2], (y * y).sum(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_several_results_are_a_tuple(opened: Library, driver: ExpressionDriver, batch: tuple[int, ...]) -> None:
+    library, problem = Library(opened.folder), hgemm.Problem(40, 48, 64, *batch)
+    plan = library.plan(problem, epilogue=several)
+
+    def by_bound(a, b, out, inputs):
+        return plan.bind(a, b, out, inputs=inputs)()
+
+    def by_kernel(a, b, out, inputs):
+        kernel = kernel_of(opened, several)
+        scratch = Cuda(np.zeros(kernel.workspace_bytes(40, 48, *batch) // 4, "f4"))
+        return kernel(a, b, out, inputs=inputs, workspace=scratch)
+
+    def by_matmul(a, b, out, inputs):
+        return library.matmul(a, b, out, epilogue=several, inputs=inputs)
+
+    for call_one in (
+        by_matmul,
+        by_matmul,
+        plan,
+        by_bound,
+        by_kernel,
+    ):  # the second call finds the launcher of the first
+        arrays, inputs, results = results_of(given(batch=batch)[0], batch=batch)
+        out = tuple(map(Cuda, results))
+        assert call_one(**on_gpu(arrays), out=out, inputs=on_gpu(inputs)) is out
+        check_results(arrays, inputs, results)
+
+
+def test_unfit_results_are_rejected(opened: Library, driver: ExpressionDriver) -> None:
+    library = Library(opened.folder)
+    arrays, inputs, results = results_of(given()[0])
+
+    def rejected(out, message: str) -> None:
+        out = tuple(map(Cuda, out)) if isinstance(out, tuple) else out
+        with pytest.raises(ProblemError, match=message):
+            library.matmul(**on_gpu(arrays), out=out, epilogue=several, inputs=on_gpu(inputs))
+
+    rejected(None, r"the epilogue has 3 results: pass out=\(d, out1, out2\)")
+    rejected(results[:2], r"out has 2 arrays: pass a tuple of 3 arrays \(d, out1, out2\)")
+    rejected((*results[:2], np.zeros(41, "f4")), r"output out2 is \(41,\), not \(40,\)")
+    rejected((*results[:2], np.zeros(40, "f2")), "output out2 is f16, not f32")
+    rejected((results[0], results[0], results[2]), "D overlaps output out1")
+    rejected((*results[:2], results[1].reshape(-1).view("f4")[:40]), "output out1 overlaps output out2")
+    small = hgemm.open(opened.folder, workspace_bytes=1 << 18)
+    with pytest.raises(ProblemError, match="needs a workspace of .* or open the library with workspace_bytes"):
+        small.matmul(**on_gpu(arrays), out=tuple(map(Cuda, results)), epilogue=several, inputs=on_gpu(inputs))
+    with pytest.raises(ProblemError, match="out has 2 arrays: pass one array"):
+        fused_arrays, fused_inputs = given()
+        out = (Cuda(fused_arrays.pop("out")), Cuda(results[1]))
+        library.matmul(**on_gpu(fused_arrays), out=out, epilogue=fused, inputs=on_gpu(fused_inputs))
+    assert not driver.symbols
 
 
 # ==== Growth ====
