@@ -102,7 +102,10 @@ def _described(epilogue: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
     if expression is None:
         raise ProblemError("the epilogue is none: leave it out")
     if expression.outputs:
-        raise ProblemError(f"the epilogue has {1 + len(expression.outputs)} results: the operator of torch returns one")
+        raise ProblemError(
+            f"the epilogue has {1 + len(expression.outputs)} results, and fused returns one: "
+            "call Library.matmul with out=(d, out1, ...), without gradients"
+        )
     return expression.text, tuple(
         (one.name, "f32" if one.kind == "scalar" else one.dtype) for one in expression.operands
     )
