@@ -223,6 +223,9 @@ def test_whole_tiles_of_a_launch_count_clusters(cuda: dict[str, str], tmp_path: 
     assert done.returncode == 0, done.stderr[-2000:]
     (launch,) = (line.split() for line in log.read_text().splitlines() if line.startswith("launch"))
     assert LaunchOptions(*map(int, launch[16:18]), options.raster_tiles) == options
+    (record,) = open_library(library.folder).records.values()
+    traits = LaunchTraits.of(record.data)
+    assert int(launch[3]) == grid_x(traits, m, n, 1, 132 * 2 // traits.cluster_ctas, options)
 
 
 def test_everything_is_given_back_whatever_fails(probe: Path, cuda: dict[str, str]) -> None:
