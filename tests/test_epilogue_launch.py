@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -324,7 +325,16 @@ def test_a_growing_library_builds_the_expression_of_a_call(tmp_path: Path) -> No
         library.selector(target).choose(replace(query, kind=hgemm.Kind(epilogue="00000000"), expression="none"))
 
 
+class StandardArray(np.ndarray):
+    """An array of the array API standard, which NumPy's own arrays follow since version 2."""
+
+    device = "cpu"
+
+    def __array_namespace__(self) -> SimpleNamespace:
+        return SimpleNamespace(empty=lambda shape, dtype, device: np.empty(shape, dtype))
+
+
 def test_a_new_array_has_the_columns_of_d() -> None:
-    a, b = np.zeros((5, 8), "f2"), np.zeros((3, 8, 32), "f2")
+    a, b = (np.zeros(shape, "f2").view(StandardArray) for shape in ((5, 8), (3, 8, 32)))
     assert empty_product(a, b).shape == (3, 5, 32)
     assert empty_product(a, b[0], epilogue_of("silu(gate) * up")).shape == (5, 16)
