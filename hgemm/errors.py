@@ -1,4 +1,4 @@
-"""The errors that users see, the hints in their messages, and how a command reports them.
+"""The errors that users see, the closest known words, and how a command reports them.
 
 Each message is one line: what failed, the value, the limit, and the fix. Commands print it on stderr without a traceback and
 exit with the error's `exit_code`.
@@ -7,12 +7,10 @@ exit with the error's `exit_code`.
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any, NoReturn
 
 
@@ -103,22 +101,6 @@ def unknown_word(what: str, text: object, words: Iterable[str]) -> RequestError:
         return RequestError(f"{what} {text!a} is not supported: {reason}")
     suggestion = "".join(f"did you mean {word}? " for word in closest_words(str(text), known))
     return RequestError(f"{what} {text!a} is unknown: {suggestion}use {', '.join(known)}")
-
-
-# ==== Commands that a message suggests ====
-
-DEFAULT_LIBRARY = Path("emitted")
-"""The library of commands without --library."""
-
-
-def library_suffix(library: Path) -> str:
-    """Return the --library option that a suggested command needs. It is empty for the default library."""
-    return "" if library == DEFAULT_LIBRARY else f" --library {shlex.quote(str(library))}"
-
-
-def regenerate_hint(library: Path) -> str:
-    """Return what to do about a damaged variant of a library."""
-    return f"regenerate it with --force{library_suffix(library)}, or run `hgemm gc{library_suffix(library)}`"
 
 
 # ==== How a command reports an error ====

@@ -9,9 +9,9 @@ from typing import Any
 
 from hgemm import plugin
 from hgemm.errors import GenerationError, RequestError, VerificationError, unknown_word
-from hgemm.growth import default_library, existing_library
 from hgemm.kernel import Kernel
 from hgemm.library import Library
+from hgemm.locations import default_library, existing_library
 from hgemm.plugin import GenerateRequest, Progress, Verified, VerifyRequest
 
 Specs = str | PathLike[str] | Mapping[str, Any]
@@ -48,7 +48,7 @@ def generate(
     Raises: RequestError for an illegal request; GenerationError if kernels failed, after all others were built; LibraryError if
         the generator is not installed or the folder cannot be written.
     """
-    folder = _folder(library) or default_library()
+    folder = _folder(library) or default_library().absolute()
     if isinstance(epilogue, str):
         fields = {**fields, "epilogue": epilogue}
     elif epilogue is not None:
@@ -122,7 +122,7 @@ def verify(
         raise RequestError('force is for device="cpu": checks on the GPU keep no result')
     given = [kernels] if isinstance(kernels, (str, Kernel)) else [*(kernels or ())]
     symbols = [one if isinstance(one, str) else one.symbol for one in given]
-    folder = _folder(library) or existing_library()
+    folder = _folder(library) or existing_library().absolute()
     if kernels is not None and not symbols:
         return []
     request = VerifyRequest(folder, symbols, device, shapes, seed, jobs, force)

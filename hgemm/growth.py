@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -24,41 +24,11 @@ from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.invariance import KOrder, keeps_order, order_key
-from hgemm.object_cache import cache_base
 from hgemm.plugin import MODULE, load
 from hgemm.selection import WGMMA_CAPABILITY, Choice, FallbackWatch, Selector, wgmma_computes
 from hgemm.selection_query import SelectionQuery, Target
 
 _LOG = logging.getLogger("hgemm")
-
-# ==== The default library ====
-
-LIBRARY_VARIABLE = "HGEMM_LIBRARY"
-
-
-def default_library(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of the default library: HGEMM_LIBRARY, or `library` in the user's cache folder.
-
-    The cache folder is HGEMM_CACHE_DIR, `hgemm` below XDG_CACHE_HOME, or ~/.cache/hgemm.
-    """
-    known = os.environ if environment is None else environment
-    if known.get(LIBRARY_VARIABLE):
-        return Path(known[LIBRARY_VARIABLE])
-    return cache_base(known) / "library"
-
-
-PACKAGE = "hgemm_kernels"
-"""The package of a wheel with compiled kernels."""
-
-
-def existing_library() -> Path:
-    """Return the default library if it exists or HGEMM_LIBRARY names it, else that of the wheel hgemm-kernels, if any."""
-    default = default_library()
-    found = find_spec(PACKAGE)
-    if default.exists() or os.environ.get(LIBRARY_VARIABLE) or found is None or not found.submodule_search_locations:
-        return default
-    return Path(found.submodule_search_locations[0]) / "library"
-
 
 # ==== Sizes: which kernels a kind of product needs ====
 

@@ -20,10 +20,11 @@ from typing import Any
 
 from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
 from hgemm.dispatch_table import DispatchTable
-from hgemm.errors import LibraryError, ProblemError, RequestError, library_suffix, regenerate_hint
-from hgemm.growth import GrowingSelector, Growth, default_library, existing_library
+from hgemm.errors import LibraryError, ProblemError, RequestError
+from hgemm.growth import GrowingSelector, Growth
 from hgemm.kernel import Kernel, split_inputs, split_results
 from hgemm.launch_traits import INPUT
+from hgemm.locations import default_library, existing_library, library_suffix, missing_hint, regenerate_hint
 from hgemm.measured import read_sessions
 from hgemm.model.kernel import by_wgmma
 from hgemm.problem import Kind, Problem, unknown_kind_word
@@ -108,7 +109,7 @@ def stamp_of(status: os.stat_result) -> str:
 def require_library(library: Path) -> None:
     """Raise LibraryError if there is no library folder at this path."""
     if not library.exists():
-        raise LibraryError(f"library {library} does not exist: run `generate` first, or name another folder")
+        raise LibraryError(f"library {library} does not exist: {missing_hint(library)}")
     reject_file(library)
 
 
@@ -276,16 +277,17 @@ def open_library(
     build: bool = False,
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
 ) -> Library:
-    """Open the library in a folder: by default HGEMM_LIBRARY, or `library` in the user's cache folder, or hgemm-kernels' one.
+    """Open the library in a folder: by default the default library, or that of the wheel hgemm-kernels.
 
-    With `build`, a missing folder is created, and kernels that calls lack are built: once, in about a second each, with one log
-    line. This needs the generator. It never happens while a CUDA graph is captured: call the product once before the capture.
+    The default library is HGEMM_LIBRARY, `emitted` of a checkout, or `hgemm/library` in the user's data folder. With `build`, a
+    missing folder is created, and kernels that calls lack are built: once, in about a second each, with one log line. This needs
+    the generator. It never happens while a CUDA graph is captured: call the product once before the capture.
 
     Units: `workspace_bytes` is the size of the automatic workspace per device and stream; 0 allows none.
     Raises: LibraryError if there is no library.
     """
     usual = default_library if build else existing_library
-    folder = usual() if path is None else Path(path)
+    folder = usual().absolute() if path is None else Path(path)
     if build:
         with disk_errors("create the library", folder):
             folder.mkdir(parents=True, exist_ok=True)

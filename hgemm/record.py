@@ -33,7 +33,8 @@ from hgemm.checks import (
 )
 from hgemm.consistency import contradiction
 from hgemm.epilogue import parse_epilogue
-from hgemm.errors import DEFAULT_LIBRARY, LibraryError, regenerate_hint
+from hgemm.errors import LibraryError
+from hgemm.locations import regenerate_hint
 
 # ==== The schema of record.json ====
 
@@ -385,7 +386,7 @@ class Record:
     data: dict[str, Any]
 
     @classmethod
-    def parse(cls, document: bytes | str, source: str = RECORD_NAME, library: Path = DEFAULT_LIBRARY) -> Record:
+    def parse(cls, document: bytes | str, source: str = RECORD_NAME, library: Path | None = None) -> Record:
         """Parse and check a document: schema, hash, and consistency. `source` and `library` say where it is from, for errors.
 
         Records of older versions have no hash.
@@ -442,7 +443,7 @@ class Record:
         return flatten(self.data)
 
 
-def validate(data: object, source: str = RECORD_NAME, library: Path = DEFAULT_LIBRARY) -> None:
+def validate(data: object, source: str = RECORD_NAME, library: Path | None = None) -> None:
     """Check all fields of a record. Raises LibraryError with the file and the invalid field."""
     try:
         _DOCUMENT.test(data, "")

@@ -30,7 +30,7 @@ from hgemm.dispatch_table import (
 )
 from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE
-from hgemm.errors import DEFAULT_LIBRARY, UnsupportedError, library_suffix
+from hgemm.errors import UnsupportedError
 from hgemm.invariance import (
     KOrder,
     chosen_order,
@@ -41,6 +41,7 @@ from hgemm.invariance import (
     order_of,
     order_options,
 )
+from hgemm.locations import library_suffix
 from hgemm.measured_options import MeasuredOptions, options_of
 from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
 from hgemm.problem import LAYOUTS, LaunchOptions, kind_supports
@@ -99,7 +100,7 @@ class Selector:
         self,
         table: DispatchTable,
         target: Target,
-        library: Path = DEFAULT_LIBRARY,
+        library: Path | None = None,
         watch: FallbackWatch | None = None,
     ) -> None:
         self.table, self.target, self.library, self.watch = table, target, library, watch
@@ -382,7 +383,7 @@ class FallbackWatch:
             "or run `hgemm cover --arch %d %s --no-fallback --add%s`",
             query.kind,
             choice.symbol,
-            selector.library,
+            selector.library or "the library",
             selector.target.number,
             query.kind.cover_options,
             library_suffix(selector.library),

@@ -26,7 +26,7 @@ from generator.tuning import planned_record
 from hgemm import growth
 from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import DeviceError, LibraryError, RequestError, UnsupportedError
-from hgemm.growth import LOCK_NAME, Missing, default_library, size_of_problem, size_of_tile
+from hgemm.growth import LOCK_NAME, Missing, size_of_problem, size_of_tile
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library
 from hgemm.problem import Kind, Problem
@@ -357,18 +357,6 @@ def test_a_captured_product_that_lacks_a_kernel_says_how_to_warm_up(
             library.matmul(Cuda(x), Cuda(w.T), Cuda(out))
     library.matmul(Cuda(x), Cuda(w.T), Cuda(out))
     assert (out == 64).all()
-
-
-# ==== The default library ====
-
-
-def test_the_default_library_is_named_or_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert default_library({"HGEMM_LIBRARY": "a", "HGEMM_CACHE_DIR": "b"}) == Path("a")
-    assert default_library({"HGEMM_CACHE_DIR": "b", "XDG_CACHE_HOME": "c"}) == Path("b/library").absolute()
-    assert default_library({"XDG_CACHE_HOME": "c"}) == Path("c/hgemm/library").absolute()
-    assert default_library({}) == Path.home() / ".cache" / "hgemm" / "library"
-    monkeypatch.setenv("HGEMM_LIBRARY", str(tmp_path / "mine"))
-    assert hgemm.open(build=True).folder == tmp_path / "mine" and (tmp_path / "mine").is_dir()
 
 
 # ==== Slower families ====

@@ -29,7 +29,6 @@ from generator.store.maintenance import collect_garbage
 from generator.sweep import read_toml
 from hgemm import disk
 from hgemm.errors import escaped_output, printable, shortened
-from hgemm.growth import default_library
 from hgemm.measured import FOLDER
 from hgemm.packed import PACK_NAME, read_pack
 
@@ -46,7 +45,6 @@ def test_a_relative_cache_is_resolved_where_the_variable_is_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cache_folder({"HGEMM_CACHE_DIR": "cache"}) == tmp_path / "cache" / "executor"
-    assert default_library({"HGEMM_CACHE_DIR": "cache"}) == tmp_path / "cache" / "library"
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\nb", "a'b $HOME `id`", "a b\\c"])

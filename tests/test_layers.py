@@ -210,7 +210,7 @@ READS_ENVIRONMENT = {
     "generator.proof.sandbox": "hands LD_LIBRARY_PATH on to the process of a kernel, whose compiler may need it",
     "generator.build.dsl_worker": "takes CuTe DSL's own variables out of its environment, where they would change kernels",
     "hgemm.torch.native": "asks which compiler CXX names, and where the user keeps caches",
-    "hgemm.growth": "asks which library is the default one, and where the user keeps caches",
+    "hgemm.locations": "asks which library is the default one, and where the user keeps data",
     "hgemm.tuning.runner": "hands its own environment on to a process for each of the GPUs that may be seen",
 }
 """The command line reads variables by click's options; besides, only these modules read the environment."""

@@ -51,14 +51,18 @@ def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> No
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tmp_path / "site"),
+            "XDG_DATA_HOME": str(tmp_path / "data"),
+            "HGEMM_CACHE_DIR": str(tmp_path / "cache"),
+        },
     )
     place, _, document = done.stdout.partition("\n")
     assert done.returncode == 0 and place.startswith(str(tmp_path)), done.stderr
     (record,) = json.loads(document)
-    assert (tmp_path / "emitted" / record["symbol"] / "kernel.cubin").stat().st_size == record["files"]["kernel.cubin"][
-        "bytes"
-    ]
+    cubin = tmp_path / "data" / "hgemm" / "library" / record["symbol"] / "kernel.cubin"
+    assert cubin.stat().st_size == record["files"]["kernel.cubin"]["bytes"]
 
 
 def test_the_commands_are_generate_and_hgemm(wheel: Path) -> None:

@@ -17,7 +17,7 @@ from conftest import ROOT
 from exports import compiled, fake_driver, need_compiler
 
 from generator.store.library import Library
-from hgemm import growth
+from hgemm import locations
 
 
 def script() -> ModuleType:
@@ -32,16 +32,16 @@ def test_the_library_of_the_wheel_is_the_last_choice(monkeypatch: pytest.MonkeyP
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     own = tmp_path / "own"
-    monkeypatch.setattr(growth, "default_library", lambda: own)
+    monkeypatch.setattr(locations, "default_library", lambda: own)
     monkeypatch.delenv("HGEMM_LIBRARY", raising=False)
-    assert growth.existing_library() == own  # there is no wheel
+    assert locations.existing_library() == own  # there is no wheel
     monkeypatch.syspath_prepend(package.parent)
-    assert growth.existing_library() == package / "library"
+    assert locations.existing_library() == package / "library"
     monkeypatch.setenv("HGEMM_LIBRARY", str(own))
-    assert growth.existing_library() == own
+    assert locations.existing_library() == own
     monkeypatch.delenv("HGEMM_LIBRARY")
     own.mkdir()
-    assert growth.existing_library() == own
+    assert locations.existing_library() == own
 
 
 APART = """

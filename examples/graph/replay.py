@@ -2,13 +2,12 @@
 
     python examples/graph/replay.py [LIBRARY]
 
-LIBRARY is the folder of a library; the default is $HGEMM_LIBRARY, then `emitted`.
+LIBRARY is the folder of a library; the default is that of `hgemm.open()`.
 A plan loads its kernel when it is created, and a launch neither allocates nor waits. So the first call can be captured.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
@@ -18,7 +17,7 @@ from hgemm.device import open_device
 ROWS, WIDTH, LAYERS, REPEATS = 64, 1024, 32, 50
 
 
-def run(folder: str) -> int:
+def run(folder: str | None) -> int:
     import torch
 
     library = hgemm.open(folder)
@@ -57,7 +56,7 @@ def run(folder: str) -> int:
 def main(arguments: list[str]) -> int:
     try:
         open_device()
-        return run(arguments[0] if arguments else os.environ.get("HGEMM_LIBRARY", "emitted"))
+        return run(arguments[0] if arguments else None)
     except ModuleNotFoundError as error:
         print(f"{error.name} is not installed: pip install {error.name}", file=sys.stderr)
     except hgemm.HgemmError as error:

@@ -2,13 +2,12 @@
 
     python examples/python/multiply.py [LIBRARY]
 
-LIBRARY is the folder of a library; the default is $HGEMM_LIBRARY, then `emitted`. A package that is not
+LIBRARY is the folder of a library; the default is that of `hgemm.open()`. A package that is not
 installed is skipped.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 import hgemm
@@ -50,7 +49,7 @@ def report(name: str, library: hgemm.Library, wrong: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    folder = arguments[0] if arguments else os.environ.get("HGEMM_LIBRARY", "emitted")
+    folder = arguments[0] if arguments else None
     found = []
     try:
         open_device()

@@ -2,7 +2,7 @@
 
     python examples/torch/llama_mlp.py [LIBRARY] [TOKENS]
 
-LIBRARY is the folder of a library; the default is $HGEMM_LIBRARY, then `emitted`. TOKENS is 2048 by default.
+LIBRARY is the folder of a library; the default is that of `hgemm.open()`. TOKENS is 2048 by default.
 The library needs kernels for f16 and layout tn. The gate layer uses a kernel with SiLU, if the library has one
 (generate --activation silu ...).
 Exit status: 0 the results agree, 1 they differ, or this machine has no GPU.
@@ -10,7 +10,6 @@ Exit status: 0 the results agree, 1 they differ, or this machine has no GPU.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 
@@ -22,7 +21,7 @@ HIDDEN, INTERMEDIATE = 4096, 14336
 ROUNDS, CALLS = 15, 10
 
 
-def run(folder: str, tokens: int) -> int:
+def run(folder: str | None, tokens: int) -> int:
     import torch
     from torch import nn
     from torch.nn.functional import silu
@@ -50,7 +49,7 @@ def run(folder: str, tokens: int) -> int:
         end.synchronize()
         return start.elapsed_time(end) / CALLS
 
-    hgemm.torch.use(folder)
+    hgemm.torch.use(hgemm.open(folder))
     torch.manual_seed(1)
     with torch.inference_mode():
         reference = Mlp(layer(HIDDEN, INTERMEDIATE), layer(HIDDEN, INTERMEDIATE), layer(INTERMEDIATE, HIDDEN))
@@ -83,7 +82,7 @@ def run(folder: str, tokens: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    folder = arguments[0] if arguments else os.environ.get("HGEMM_LIBRARY", "emitted")
+    folder = arguments[0] if arguments else None
     try:
         open_device()
         return run(folder, int(arguments[1]) if len(arguments) > 1 else 2048)

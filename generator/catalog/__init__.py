@@ -15,11 +15,11 @@ from generator.store.files import disk_errors, write_folder
 from generator.store.library import is_ours
 from generator.sweep import read_spec_file, sweep
 from hgemm.disk import write_atomically
+from hgemm.locations import CHECKOUT_LOCK as LOCK
 
 FOLDER = Path(__file__).resolve().parent
 ALL = "all"
 GOLDEN = "golden.toml"
-LOCK = "catalog.lock"
 HASH_DIGITS = 16
 LOCK_HEADER = f"""\
 # The kernels of the catalog: symbol, and the first {HASH_DIGITS} digits of the SHA-256 of its spec and of its source.

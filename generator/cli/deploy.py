@@ -39,9 +39,10 @@ from hgemm.device import open_device
 from hgemm.disk import disk_errors
 from hgemm.dispatch_table import DispatchTable
 from hgemm.dtypes import OUTPUTS
-from hgemm.errors import DeviceError, deprecated, library_suffix
+from hgemm.errors import DeviceError, deprecated
 from hgemm.growth import locked
 from hgemm.library import open_library
+from hgemm.locations import library_suffix
 from hgemm.options import INPUTS, kind_option
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 from hgemm.selection_query import ANY_WORKSPACE, Target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,17 +13,29 @@ from click.shell_completion import CompletionItem
 
 from generator.spec import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, flag_meant_by
 from hgemm.dtypes import stored_dtype
-from hgemm.errors import DEFAULT_LIBRARY
+from hgemm.errors import LibraryError
+from hgemm.locations import LIBRARY_VARIABLE, default_library
 from hgemm.options import RenamedOption, kind_option, type_options
 from hgemm.problem import ACTIVATIONS, BIASES, MAX_EXTENT, Kind
 from hgemm.record import RENAMED_FIELDS
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
+
+class LibraryOption(click.Option):
+    """An option whose help shows the default library of this user."""
+
+    def get_default(self, ctx: click.Context, call: bool = True) -> Any:
+        with suppress(LibraryError):
+            return super().get_default(ctx, True)
+        return super().get_default(ctx, call)
+
+
 _LIBRARY: dict[str, Any] = {
+    "cls": LibraryOption,
     "type": click.Path(readable=False, path_type=Path),
-    "default": DEFAULT_LIBRARY,
-    "envvar": "HGEMM_LIBRARY",
+    "default": default_library,
+    "envvar": LIBRARY_VARIABLE,
     "show_default": True,
     "show_envvar": True,
     "metavar": "DIR",

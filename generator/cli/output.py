@@ -26,8 +26,8 @@ from generator.store.library import Library
 from generator.store.query import Selection, left_out
 from generator.tables import cell, counted
 from hgemm.epilogue import NONE, parse_epilogue
-from hgemm.errors import library_suffix
 from hgemm.library import Variant, reject_file
+from hgemm.locations import library_suffix
 
 if TYPE_CHECKING:  # slow to load
     from rich.console import Console

@@ -25,8 +25,8 @@ from generator.spec import symbol_of
 from generator.store.files import reject_export
 from generator.store.library import Library
 from generator.tables import counted, to_text
-from hgemm.errors import library_suffix
 from hgemm.library import reject_file
+from hgemm.locations import library_suffix
 from hgemm.options import INPUTS, kind_option
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS
 

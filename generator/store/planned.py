@@ -8,7 +8,7 @@ from typing import Any
 
 from generator import __version__
 from generator.errors import LibraryError, RequestError
-from hgemm.errors import regenerate_hint
+from hgemm.locations import regenerate_hint
 from hgemm.record import Record
 
 

@@ -16,8 +16,9 @@ from generator.store.library import Library
 from generator.store.schema import flat_fields
 from hgemm.checks import MAX_INTEGER
 from hgemm.epilogue import NONE, parse_epilogue
-from hgemm.errors import deprecated, library_suffix
+from hgemm.errors import deprecated
 from hgemm.library import is_symbol
+from hgemm.locations import library_suffix
 from hgemm.record import RECORD_NAME, SOURCE_NAME, Scalar, current_field, current_word
 
 FIELDS = flat_fields()

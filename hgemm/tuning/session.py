@@ -14,8 +14,8 @@ from hgemm.bench.contenders import symbol_of
 from hgemm.bench.work import Work, read_kernels
 from hgemm.device import open_device
 from hgemm.errors import DeviceError, RequestError
-from hgemm.growth import existing_library
 from hgemm.library import Library
+from hgemm.locations import existing_library
 from hgemm.selection_query import Target
 from hgemm.tuning.runner import Prebuilt, plan_of, run, tune_options
 
@@ -59,7 +59,9 @@ def tune(
         there is no GPU, or a kernel faults, after which this process can use the GPU no more.
     """
     given = _parsed({"shapes": shapes, **options})
-    folder = library.folder if isinstance(library, Library) else Path(library) if library else existing_library()
+    folder = (
+        library.folder if isinstance(library, Library) else Path(library) if library else existing_library().absolute()
+    )
     plan = plan_of(folder, given)
     found = read_kernels(folder, kernels)
     device = open_device()
