@@ -29,7 +29,7 @@ from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, LaunchOptions, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
-FORMAT = 11
+FORMAT = 12
 EXACT, COMPATIBLE, PTX = range(3)
 """How code runs on a device, the best first: a cubin for this device, a compatible cubin, or PTX."""
 
@@ -41,7 +41,8 @@ class Row:
     Units: elements for tiles and alignments; bytes of one element for `operand_bytes` (A and B) and `result_bytes` (D).
     Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `serial_parts` is 1 if tiles that are not
         split add k in the parts of those that are. `max_ctas` is the largest grid of stream-K,
-        0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. See Clocks for
+        0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. An expression with
+        `reductions` of rows stores in the workspace a float for each row and each `panel_columns` of B. See Clocks for
         `tiles_per_sm` to `calibration`. `order` is the accumulation order of launches that do not split k, as a number, 0 if it is
         unknown or depends on the grid. `cublas_order` is 1 if it is that of cuBLASLt's unsplit kernels.
     """
@@ -66,6 +67,8 @@ class Row:
     serial_parts: int
     partial_bytes: int
     max_ctas: int
+    panel_columns: int
+    reductions: int
     operand_bytes: int
     result_bytes: int
     tiles_per_sm: int
@@ -105,10 +108,15 @@ class Row:
         places = PARTIAL_TILES_PER_CTA * self.max_ctas
         if splits > 1:
             places = (self.tiles(m, n) * batch - whole) * splits
-        return WORKSPACE_COUNTERS * COUNTER_BYTES + places * self.partial_bytes if places * self.partial_bytes else 0
+        size = places * self.partial_bytes
+        if self.reductions:
+            size += self.reductions * batch * -(-n // self.panel_columns) * m * ACCUMULATOR_BYTES
+        return WORKSPACE_COUNTERS * COUNTER_BYTES + size if size else 0
 
     def has_counters(self, m: int, n: int, batch: int) -> bool:
-        """Return whether a workspace has enough counters for the variant's own splits."""
+        """Return whether a workspace has enough counters for the variant's own splits, or for the rows of tiles that it reduces."""
+        if self.reductions:
+            return -(-m // self.tile_m) * batch <= WORKSPACE_COUNTERS
         return self.splits == 1 or not self.partial_bytes or self.tiles(m, n) * batch <= WORKSPACE_COUNTERS
 
 
@@ -264,6 +272,8 @@ def row_of(
         serial_parts=int(traits.serial_parts),
         partial_bytes=traits.partial_bytes,
         max_ctas=traits.max_ctas,
+        panel_columns=traits.panel_columns,
+        reductions=len(traits.epilogue.reductions) if traits.epilogue else 0,
         operand_bytes=DTYPES[traits.dtype_a].bytes,
         result_bytes=DTYPES[traits.dtype_d].bytes,
         tiles_per_sm=clocks.tiles_per_sm,

@@ -289,13 +289,6 @@ def _with_workspace(
         return Launcher(kernel, problem, device, views["workspace"].size_bytes)
     if not automatic_bytes:
         return Launcher(kernel, problem, device)
-    p = problem
-    needed = kernel.workspace_bytes(p.m, p.n, p.batch, p.options)
-    if needed > automatic_bytes and kernel.traits.panel_columns:  # selection does not count reductions
-        raise ProblemError(
-            f"{kernel.symbol} needs a workspace of {needed} B, and the automatic one has {automatic_bytes} B: "
-            "pass workspace, or open the library with workspace_bytes"
-        )
     return Launcher(
         kernel,
         problem,

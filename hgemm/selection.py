@@ -46,7 +46,7 @@ from hgemm.measured_options import MeasuredOptions, options_of
 from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
 from hgemm.problem import LAYOUTS, LaunchOptions, kind_supports
 from hgemm.requirements import FEWER_TILES, row_supports, unmet_requirements
-from hgemm.selection_query import SelectionQuery, Target
+from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 MAX_ORDERS_KEPT = 4096
 """Accumulation orders that a selector remembers, by kind, n and k."""
@@ -320,11 +320,22 @@ class Selector:
             needs_more = sum(row_supports(row, query, self.target) for row in rows)
             counts.update({f"more workspace ({query.workspace_bytes} B are given)": needs_more})
             fix = f"`{self._order_command(query, order.splits)}` makes one, or pass aligned operands"
+        if query.kind.epilogue != NONE:
+            fix = self._expression_fix(rows, query)
         reasons = ", ".join(f"{count} of {len(rows)} need {unmet}" for unmet, count in counts.most_common() if count)
         extents = f"{query.m}x{query.n}x{query.k}"
         hint = "" if counts[FEWER_TILES] == len(rows) else f"; {fix}"
         all_m = f", with the order of all m ({order})" if order else ""
         return f"no variant for {query.kind} on {self.target.name} supports {extents}{all_m}: {reasons}{hint}"
+
+    def _expression_fix(self, rows: Sequence[Row], query: SelectionQuery) -> str:
+        """Return how to get a kernel of an expression for a query that none of `rows` supports."""
+        unlimited = replace(query, workspace_bytes=ANY_WORKSPACE)
+        fitting = [row for row in rows if row_supports(row, unlimited, self.target)]
+        if not fitting:
+            return "make one with `generate --epilogue`"
+        needed = min(row.workspace_bytes(query.m, query.n, query.batch) for row in fitting)
+        return f"pass a workspace of {needed} B, or open the library with workspace_bytes={needed}"
 
     def _order_command(self, query: SelectionQuery, splits: int) -> str:
         """Return a command that generates a kernel with a fixed order for a query."""

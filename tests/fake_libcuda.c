@@ -1,6 +1,6 @@
 /* A libcuda.so.1 without a GPU: memory is the host's, and what is launched is computed by the CPU.
- * The kernel's name says layout and types; the first line of its image says `beta`, bias and activation, or `fused`: the
- * expression of tests/test_epilogue_export.py.
+ * The kernel's name says layout and types; the first line of its image says `beta`, bias and activation, or `fused` or
+ * `several`: the expressions of tests/test_epilogue_export.py.
  *
  * FAKE_CAPABILITY (90) and FAKE_SMS (132) say what the device is; FAKE_LOG names a file that gets a line a call that matters;
  * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing.
@@ -274,6 +274,19 @@ static double fused(double x, Problem const *p, int64_t batch, int64_t row, int6
   return x + input(&aux[3], batch, row * aux[3].leading + column, type);
 }
 
+/* Returns relu(y), and stores y in f32 and its row's sum of squares and maximum, for y = alpha * acc + beta * bias + residual. */
+static double several(double x, Problem const *p, int64_t batch, int64_t row, int64_t column, int type) {
+  Aux const *const aux = (Aux const *)(p + 1); /* bias, residual, out1, out2, out3 */
+  float *const squares = (float *)(uintptr_t)aux[3].pointer + batch * aux[3].stride + row;
+  float *const largest = (float *)(uintptr_t)aux[4].pointer + batch * aux[4].stride + row;
+  x = x * p->alpha + p->beta * input(&aux[0], batch, column, type);
+  x += input(&aux[1], batch, row * aux[1].leading + column, type);
+  store(aux[2].pointer, batch * aux[2].stride + row * aux[2].leading + column, F32, x);
+  *squares = (float)(x * x + (column > 0 ? *squares : 0));
+  *largest = (float)(column > 0 && *largest > x ? *largest : x);
+  return x < 0 ? 0 : x;
+}
+
 static double *wide(uint64_t base, int64_t first, int64_t rows, int64_t k, int64_t row_step, int64_t k_step, int type) {
   double *const found = malloc((size_t)(rows > 0 ? rows : 0) * (size_t)(k > 0 ? k : 0) * sizeof(double) + 1);
   for (int64_t i = 0; i < rows; ++i) {
@@ -303,6 +316,10 @@ static void compute(char const *name, char const *image, Problem const *p) {
         for (int64_t k = 0; k < p->k; ++k) x += a[i * p->k + k] * b[j * p->k + k];
         if (strstr(image, " fused")) {
           store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, fused(x, p, batch, i, j, t_out));
+          continue;
+        }
+        if (strstr(image, " several")) {
+          store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, several(x, p, batch, i, j, t_out));
           continue;
         }
         x *= p->alpha;

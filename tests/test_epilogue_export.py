@@ -29,6 +29,8 @@ from generator.build.toolchain import templates_folder
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.epilogue_language import epilogue_of
+from hgemm.errors import UnsupportedError
+from hgemm.launch import workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import Aux, Kind, Problem
@@ -40,7 +42,11 @@ FUSED = epilogue_of(
 )
 OTHER = epilogue_of("hgemm_gate: Matrix['f32']; silu(hgemm_gate) * acc")
 GATED = epilogue_of("silu(gate) * up + bias")
+SEVERAL = epilogue_of(
+    "bias: Row; residual: Matrix; y = alpha * acc + beta * bias + residual; (relu(y), f32(y), row_sum_squares(y), row_max(y))"
+)
 BASE = 0x700000000000
+A100 = Target((8, 0), 108, 166912)
 
 
 class CInput(ctypes.Structure):
@@ -54,6 +60,8 @@ class CEpilogue(ctypes.Structure):
         ("columns", ctypes.c_int32),
         ("input_count", ctypes.c_int32),
         ("inputs", CInput * 8),
+        ("output_count", ctypes.c_int32),
+        ("outputs", CInput * 8),
     ]
 
 
@@ -77,6 +85,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         {**common, "tile": "64x64x32", "epilogue": str(FUSED), "align": "1"},
         {**common, "tile": "64x64x32", "epilogue": str(OTHER)},
         {**common, "tile": "128x128x32", "epilogue": str(GATED)},
+        {**common, "tile": "64x64x32,128x128x32", "epilogue": str(SEVERAL), "align": "8,1"},
     ]
     kernels = [emit(plan, templates) for plan in sweep(texts).plans]
     return paper_library(tmp_path_factory.mktemp("expressions") / "library", kernels)
@@ -135,7 +144,12 @@ def test_the_list_names_the_inputs(c: ctypes.CDLL, library: Library) -> None:
             assert listed.contents.input_count == len(inputs)
             wanted = {FUSED: [("bias", 1, -1), ("scale", 2, 2), ("gain", 0, -1), ("residual", 3, -1)]}
             wanted |= {OTHER: [("hgemm_gate", 3, 2)], GATED: [("bias", 1, -1)]}
+            wanted |= {SEVERAL: [("bias", 1, -1), ("residual", 3, -1)]}
             assert inputs == wanted[epilogue] and listed.contents.columns == 1 + epilogue.gated
+            outputs = [
+                (one.name, one.kind, one.dtype) for one in listed.contents.outputs[: listed.contents.output_count]
+            ]
+            assert outputs == ([(b"out1", 3, 2), (b"out2", 2, 2), (b"out3", 2, 2)] if epilogue == SEVERAL else [])
 
 
 @pytest.mark.parametrize("ld", [None, 305, 308])
@@ -218,6 +232,64 @@ def test_a_matrix_of_ds_type_may_be_d(c: ctypes.CDLL) -> None:
     assert chosen(c, given, kind(), _aux(3, pointer=given.d))[0] == 0
 
 
+# ==== Several results ====
+
+
+def with_results(m: int = 200, n: int = 304, batch: int = 1) -> Problem:
+    """Return a problem of SEVERAL with operands that are far apart."""
+    first, (bias, residual, *results) = problem(m, n, batch=batch), (BASE + (at << 36) for at in range(10, 15))
+    outputs = (Aux(results[0], n, m * n), Aux(results[1], batch_stride=m), Aux(results[2], batch_stride=m))
+    return replace(first, aux=(Aux(bias), Aux(residual, n, m * n), *outputs))
+
+
+@pytest.mark.parametrize("workspace", [ANY_WORKSPACE, 1 << 18, (1 << 18) + 2 * 4 * 3 * 200 * 5])
+@pytest.mark.parametrize(
+    "m, batch, ld", [(200, 1, 304), (200, 3, 304), (200, 3, 309), (1 << 22, 2, 304), (1 << 22, 3, 304)]
+)
+def test_workspaces_count_reductions(
+    c: ctypes.CDLL, library: Library, m: int, batch: int, ld: int, workspace: int
+) -> None:
+    given, opened = with_results(m, batch=batch), open_library(library.folder)
+    given = replace(given, aux=(*given.aux[:2], replace(given.aux[2], leading=ld, batch_stride=m * ld), *given.aux[3:]))
+    query = SelectionQuery.of(kind(SEVERAL.hash), given, workspace, SEVERAL)
+    words, choice, selector = CProblem.of(kind(SEVERAL.hash), given, workspace), CChoice(), Selector(opened.table, A100)
+    status = c.fuse_select_for(ctypes.byref(CDevice(8, 0, 108, 166912)), ctypes.byref(words), ctypes.byref(choice))
+    try:
+        python = selector.choose(query)
+    except UnsupportedError as error:
+        assert status and told(c.fuse_last_message().decode()) == told(str(error))
+        return
+    assert (status, choice.symbol.decode(), choice.workspace_bytes) == (0, python.symbol, python.workspace_bytes)
+    traits = LaunchTraits.of(opened.records[python.symbol].data)
+    assert python.workspace_bytes == workspace_bytes(traits, m, 304, batch)
+
+
+def told(message: str) -> tuple[str, ...]:
+    """Return the sizes of the workspace in a message, or what kernels need."""
+    sizes = re.search(r"has (\d+) bytes, and (\d+) are|\((\d+) B are given\).*; pass a workspace of (\d+) B", message)
+    return tuple(filter(None, sizes.groups())) if sizes else tuple(re.findall(r"need (fewer rows.*?\))", message))
+
+
+WRONG_RESULTS: Mapping[str, tuple[Callable[[CProblem], object], int, str]] = {
+    "element": (_aux(3, pointer=BASE + 2), 10, "the address of out2, .* is not a multiple of its element size, 4"),
+    "leading": (_aux(2, ld=303), 11, "the leading dimension of out1 is 303: it must be at least 304"),
+    "stride": (_aux(4, batch_stride=-1), 12, "the batch stride of out3 is -1"),
+    "batches": (_aux(3, batch_stride=199), 13, "the matrices of out2's batch overlap: increase its batch stride"),
+    "shared": (_aux(2, batch_stride=0), 13, "the matrices of out1's batch overlap"),
+    "D": (_aux(2, pointer=BASE + (2 << 36)), 13, "D overlaps out1"),
+    "input": (_aux(2, pointer=BASE + (11 << 36)), 13, "out1 overlaps residual"),
+    "A": (_aux(4, pointer=BASE), 13, "out3 overlaps A"),
+    "each other": (_aux(4, pointer=BASE + (13 << 36) + 796), 13, "out2 overlaps out3"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_RESULTS)
+def test_wrong_results_are_named(c: ctypes.CDLL, case: str) -> None:
+    change, status, message = WRONG_RESULTS[case]
+    found, text = chosen(c, with_results(batch=2), kind(SEVERAL.hash), change)
+    assert found == status and re.search(message, text), text
+
+
 def test_beta_needs_an_expression_with_beta(c: ctypes.CDLL) -> None:
     given = problem()
     status, text = chosen(c, given, kind(epilogue=OTHER.hash), _aux(0, pointer=BASE + (50 << 36), ld=304))
@@ -231,4 +303,4 @@ def test_products_are_right(library: Library, tmp_path: Path) -> None:
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, TESTS / "export_trials.py", folder, library.folder]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "3 sorts, 3 kernels\n"), done.stdout + done.stderr
+    assert (done.returncode, done.stdout) == (0, "5 sorts, 5 kernels\n"), done.stdout + done.stderr

@@ -293,7 +293,10 @@ def test_unfit_results_are_rejected(opened: Library, driver: ExpressionDriver) -
     rejected((results[0], results[0], results[2]), "D overlaps output out1")
     rejected((*results[:2], results[1].reshape(-1).view("f4")[:40]), "output out1 overlaps output out2")
     small = hgemm.open(opened.folder, workspace_bytes=1 << 18)
-    with pytest.raises(ProblemError, match="needs a workspace of .* or open the library with workspace_bytes"):
+    needed = kernel_of(opened, several).workspace_bytes(40, 48)
+    with pytest.raises(
+        UnsupportedError, match=f"more workspace .*; pass a workspace of {needed} B, or open the library with"
+    ):
         small.matmul(**on_gpu(arrays), out=tuple(map(Cuda, results)), epilogue=several, inputs=on_gpu(inputs))
     with pytest.raises(ProblemError, match="out has 2 arrays: pass one array"):
         fused_arrays, fused_inputs = given()

@@ -12,7 +12,7 @@ from generator.errors import INSTALL, HgemmError, LibraryError
 from hgemm.consistency import MAX_CLUSTER_EXTENT
 from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
-from hgemm.epilogue import KINDS, PAIR_COLUMNS, Epilogue
+from hgemm.epilogue import KINDS, MAX_REDUCTIONS, PAIR_COLUMNS, Epilogue
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_variant
@@ -285,14 +285,10 @@ def _kind(code: int) -> str:
 def epilogues_of(traits: Iterable[LaunchTraits]) -> list[Epilogue]:
     """Return the expressions of kernels in the order of their hashes.
 
-    Raises: LibraryError if two have the same hash, or one has further results, which C does not pass.
+    Raises: LibraryError if two have the same hash.
     """
     found: dict[str, Epilogue] = {}
     for one in traits:
-        if one.outputs:
-            raise LibraryError(
-                f"{one.symbol} cannot be exported: its epilogue returns more than D: leave it out with --where"
-            )
         if one.epilogue and found.setdefault(one.epilogue.hash, one.epilogue) != one.epilogue:
             raise LibraryError(
                 f"{one.symbol} cannot be exported: another kernel's epilogue has its hash, {one.epilogue.hash}: export it alone"
@@ -301,12 +297,15 @@ def epilogues_of(traits: Iterable[LaunchTraits]) -> list[Epilogue]:
 
 
 def _epilogue(epilogue: Epilogue) -> str:
-    inputs = [
-        f'{{"{one.name}", {KINDS.index(one.kind)}, {TYPES.index(one.dtype) if one.dtype else _LIKE_D}}}'
-        for one in epilogue.operands
-    ]
-    words = (f'"{epilogue.hash}"', f'"{epilogue.formula}"', str(1 + epilogue.gated), str(len(inputs)))
-    return f"{{{', '.join(words)}, {{{', '.join(inputs) or '{0}'}}}}}"
+    words = [f'"{epilogue.hash}"', f'"{epilogue.formula}"', str(1 + epilogue.gated)]
+    for group in (epilogue.operands, epilogue.outputs):
+        listed = [f'{{"{one.name}", {KINDS.index(one.kind)}, {_dtype(one.of(""))}}}' for one in group]
+        words += [str(len(listed)), f"{{{', '.join(listed) or '{0}'}}}"]
+    return f"{{{', '.join(words)}}}"
+
+
+def _dtype(name: str) -> int:
+    return TYPES.index(name) if name else _LIKE_D
 
 
 _LIKE_D = -1
@@ -323,6 +322,7 @@ _BOUNDS = {
     "smem_bytes": (0, MAX_SMEM_BYTES),
     "partial_bytes": (0, 4 * MAX_TILE**2),
     "max_ctas": (0, MAX_GRID_CTAS),
+    "reductions": (0, MAX_REDUCTIONS),
     "tiles_per_sm": (1, 64),
     "unusable_sms": (0, 2**16),
     "order": (0, 2**32 - 1),
@@ -337,6 +337,7 @@ def check_row(row: Row) -> None:
     bounds = {name: _BOUNDS.get(name, (0, MAX_CLOCKS - 1)) for name in numbers}
     numbers |= {"m of a cluster": row.tile_m * row.cluster_m, "n of a cluster": row.tile_n * row.cluster_n}
     bounds |= dict.fromkeys(("m of a cluster", "n of a cluster"), (1, MAX_CLUSTER_EXTENT))
+    bounds["panel_columns"] = (int(row.reductions > 0), MAX_TILE)
     for name, (low, high) in bounds.items():
         if not low <= numbers[name] <= high:
             raise LibraryError(

@@ -209,8 +209,19 @@ static int64_t columns_of(hgemm_problem const *p, hgemm_epilogue const *epilogue
   return epilogue != NULL ? p->n / epilogue->columns : p->n;
 }
 
-/* Returns an input of the epilogue: rows and columns of D are single rows in memory. */
-static Matrix lay_out_input(hgemm_problem const *p, int64_t n, hgemm_input const *input, hgemm_aux const *aux) {
+static int aux_count(hgemm_epilogue const *epilogue) {
+  return epilogue != NULL ? epilogue->input_count + epilogue->output_count : 0;
+}
+
+static int is_output(hgemm_epilogue const *epilogue, int i) { return i >= epilogue->input_count; }
+
+/* Returns what aux[i] is: an input, or a result after D. */
+static hgemm_input const *aux_of(hgemm_epilogue const *epilogue, int i) {
+  return is_output(epilogue, i) ? &epilogue->outputs[i - epilogue->input_count] : &epilogue->inputs[i];
+}
+
+/* Returns an input or a result: rows and columns of D are single rows in memory. */
+static Matrix lay_out_aux(hgemm_problem const *p, int64_t n, hgemm_input const *input, hgemm_aux const *aux) {
   int64_t const extents[] = {1, n, p->m, n}; /* by hgemm_input_kind */
   int const is_matrix = input->kind == HGEMM_INPUT_MATRIX;
   return (Matrix){input->name, (uintptr_t)aux->pointer, is_matrix ? p->m : 1, extents[input->kind], is_matrix ? aux->ld : 0,
@@ -229,8 +240,8 @@ static void lay_out(hgemm_problem const *p, hgemm_epilogue const *epilogue, Matr
   matrices[C] = (Matrix){"C", (uintptr_t)p->c, p->m, p->n, p->ldc, p->batch, p->batch_stride_c, bytes_d, 0};
   matrices[BIAS] = (Matrix){"bias", (uintptr_t)p->bias, 1, p->bias_kind == HGEMM_BIAS_COLUMN ? p->m : p->n, 0,
                             p->batch, p->batch_stride_bias, bytes_d, 0};
-  for (int i = 0; epilogue != NULL && i < epilogue->input_count; ++i) {
-    matrices[AUX + i] = lay_out_input(p, columns_of(p, epilogue), &epilogue->inputs[i], &p->aux[i]);
+  for (int i = 0; i < aux_count(epilogue); ++i) {
+    matrices[AUX + i] = lay_out_aux(p, columns_of(p, epilogue), aux_of(epilogue, i), &p->aux[i]);
   }
 }
 
@@ -240,8 +251,8 @@ static unsigned used_by(hgemm_problem const *p, hgemm_epilogue const *epilogue) 
   if (p->k > 0) used |= 1u << A | 1u << B;
   if (p->beta != 0.0f && epilogue == NULL) used |= 1u << C;
   if (p->bias_kind != HGEMM_BIAS_NONE) used |= 1u << BIAS;
-  for (int i = 0; epilogue != NULL && i < epilogue->input_count; ++i) {
-    if (epilogue->inputs[i].kind != HGEMM_INPUT_SCALAR || p->aux[i].pointer != NULL) used |= 1u << (AUX + i);
+  for (int i = 0; i < aux_count(epilogue); ++i) {
+    if (aux_of(epilogue, i)->kind != HGEMM_INPUT_SCALAR || p->aux[i].pointer != NULL) used |= 1u << (AUX + i);
   }
   return used;
 }
@@ -266,12 +277,25 @@ static void normalize(hgemm_problem *p, Matrix const matrices[MATRICES], unsigne
 static uint32_t align_of_results(hgemm_epilogue const *epilogue, Matrix const matrices[MATRICES], unsigned used) {
   uint32_t align = align_of(&matrices[D]);
   if (used >> C & 1) align = min32(align, align_of(&matrices[C]));
-  for (int i = 0; epilogue != NULL && i < epilogue->input_count; ++i) {
+  for (int i = 0; i < aux_count(epilogue); ++i) {
     Matrix const *const x = &matrices[AUX + i];
-    uint32_t const its = epilogue->inputs[i].kind == HGEMM_INPUT_MATRIX ? align_of(x) : MAX_ALIGN;
+    uint32_t const its = aux_of(epilogue, i)->kind == HGEMM_INPUT_MATRIX ? align_of(x) : MAX_ALIGN;
     if (its * x->element_bytes < VECTOR_BYTES) align = min32(align, its);
   }
   return align;
+}
+
+/* Checks that a result overlaps neither itself nor another matrix. D may be an input of the same shape and type. */
+static hgemm_status check_overlaps(Matrix const matrices[MATRICES], int result, unsigned used) {
+  Matrix const *const d = &matrices[result];
+  if (!batch_disjoint(d)) {
+    return hgemm_fail(HGEMM_ERROR_OVERLAP, "the matrices of %s's batch overlap: increase its batch stride", d->name);
+  }
+  for (int i = 0; i < MATRICES; ++i) {
+    if (i == result || !(used >> i & 1) || (result == D && i >= C && in_place(d, &matrices[i]))) continue;
+    if (!disjoint(d, &matrices[i])) return hgemm_fail(HGEMM_ERROR_OVERLAP, "%s overlaps %s", d->name, matrices[i].name);
+  }
+  return HGEMM_OK;
 }
 
 static uint64_t kind_of(hgemm_problem const *p) {
@@ -321,12 +345,10 @@ hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpos
   for (int i = 0; i < MATRICES; ++i) {
     if (used >> i & 1 && (status = check_matrix(&matrices[i], purpose)) != HGEMM_OK) return status;
   }
-  if (!batch_disjoint(&matrices[D])) {
-    return hgemm_fail(HGEMM_ERROR_OVERLAP, "the matrices of D's batch overlap: increase batch_stride_d");
-  }
-  for (int i = 0; i < MATRICES; ++i) {
-    if (i == D || !(used >> i & 1) || (i >= C && in_place(&matrices[D], &matrices[i]))) continue;
-    if (!disjoint(&matrices[D], &matrices[i])) return hgemm_fail(HGEMM_ERROR_OVERLAP, "D overlaps %s", matrices[i].name);
+  if ((status = check_overlaps(matrices, D, used)) != HGEMM_OK) return status;
+  for (int i = 0; i < aux_count(request->epilogue); ++i) {
+    if (!is_output(request->epilogue, i)) continue;
+    if ((status = check_overlaps(matrices, AUX + i, used)) != HGEMM_OK) return status;
   }
   request->from_handle = p->workspace == NULL && (purpose == HGEMM_TO_LAUNCH || p->workspace_bytes == 0);
   if (request->from_handle && (p->workspace_bytes == 0 || p->workspace_bytes > handle_bytes)) {

@@ -25,7 +25,7 @@ typedef struct Aux { /* hgemm::Aux */
   float value;
 } Aux;
 
-typedef struct Parameter { /* hgemm::ProblemWith; the driver copies as many inputs as the kernel has */
+typedef struct Parameter { /* hgemm::ProblemWith; the driver copies as many inputs and outputs as the kernel has */
   Problem problem;
   Aux aux[HGEMM_MAX_AUX];
 } Parameter;
@@ -52,8 +52,8 @@ static Problem pack(hgemm_problem const *p, hgemm_row const *row, hgemm_selected
   return packed;
 }
 
-static void pack_inputs(hgemm_problem const *p, hgemm_epilogue const *epilogue, Aux aux[HGEMM_MAX_AUX]) {
-  for (int i = 0; epilogue != NULL && i < epilogue->input_count; ++i) {
+static void pack_aux(hgemm_problem const *p, hgemm_epilogue const *epilogue, Aux aux[HGEMM_MAX_AUX]) {
+  for (int i = 0; epilogue != NULL && i < epilogue->input_count + epilogue->output_count; ++i) {
     aux[i] = (Aux){(uintptr_t)p->aux[i].pointer, p->aux[i].ld, p->aux[i].batch_stride, p->aux[i].value};
   }
 }
@@ -203,8 +203,8 @@ hgemm_status hgemm_load(hgemm_handle *handle, uint32_t row) {
 /* Returns how many CTA tiles are split. */
 static uint64_t shared_tiles(hgemm_selected const *selected) { return selected->tiles - selected->whole_tiles; }
 
-static uint64_t workspace_of(hgemm_selected const *selected) {
-  return hgemm_workspace_bytes(&hgemm_rows[selected->row], shared_tiles(selected), selected->splits);
+static uint64_t workspace_of(hgemm_request const *request, hgemm_selected const *selected) {
+  return hgemm_workspace_bytes(&hgemm_rows[selected->row], &request->query, shared_tiles(selected), selected->splits);
 }
 
 /* Selects the kernel, and loads it unless it is loaded already. The handle's context must be current. */
@@ -254,7 +254,8 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
   hgemm_driver const *const cuda = handle->cuda;
   hgemm_row const *const row = &hgemm_rows[selected->row];
   hgemm_kernel *const kernel = &handle->kernels[selected->row];
-  size_t const counter_bytes = zeroed ? 0 : (size_t)hgemm_counter_bytes(row, shared_tiles(selected), selected->splits);
+  uint64_t const counters = hgemm_counter_bytes(row, &request->query, shared_tiles(selected), selected->splits);
+  size_t const counter_bytes = zeroed ? 0 : (size_t)counters;
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
   hgemm_launch_config const config = {grid_of(row, selected, kernel->resident_ctas), 1, 1, row->threads, 1, 1,
                                       row->smem_bytes, stream, &programmatic,
@@ -264,7 +265,7 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
   void *parameters[2] = {&parameter, &maps};
   int status = 0;
   parameter.problem = pack(&request->problem, row, selected);
-  pack_inputs(&request->problem, request->epilogue, parameter.aux);
+  pack_aux(&request->problem, request->epilogue, parameter.aux);
   if (row->tensor_maps) {
     hgemm_status const encoded = cached_maps(cuda, row, &request->problem, &maps);
     if (encoded != HGEMM_OK) return encoded;
@@ -280,7 +281,7 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
 /* Finds the workspace that a launch needs, and launches. */
 static hgemm_status provide_and_launch(hgemm_handle *handle, hgemm_request *request, hgemm_selected const *selected,
                                        void *stream) {
-  uint64_t const needed = workspace_of(selected);
+  uint64_t const needed = workspace_of(request, selected);
   hgemm_scratch scratch = {(uintptr_t)request->problem.workspace, 0, 0};
   hgemm_status status = HGEMM_OK;
   if (needed > 0) {
@@ -309,7 +310,7 @@ static hgemm_status prepare_or_run(hgemm_handle *handle, hgemm_problem const *pr
   status = select_and_load(handle, &request, &selected);
   if (status == HGEMM_OK && purpose == HGEMM_TO_LAUNCH) {
     status = provide_and_launch(handle, &request, &selected, stream);
-  } else if (status == HGEMM_OK && request.problem.workspace == NULL && workspace_of(&selected) > 0) {
+  } else if (status == HGEMM_OK && request.problem.workspace == NULL && workspace_of(&request, &selected) > 0) {
     status = hgemm_refill_reserve(handle);
   }
   hgemm_leave(handle, pushed);

@@ -39,6 +39,11 @@ enum {
 
 static uint64_t min64(uint64_t x, uint64_t y) { return x < y ? x : y; }
 
+/* Returns x * y, at most COST_LIMIT. Neither is 0 or above 2^63. */
+static uint64_t product(uint64_t x, uint64_t y) {
+  return (x | y) >> 31 != 0 && x > COST_LIMIT / y ? COST_LIMIT : x * y;
+}
+
 /* In 32 bits, because 64-bit divisions take several times as long. */
 static uint32_t ceil_div(uint32_t x, uint32_t y) { return (x + y - 1) / y; }
 
@@ -70,7 +75,7 @@ static uint32_t required_by(hgemm_row const *row) {
   return row->align_a | row->align_b << REQUIRE_ALIGN_B_SHIFT | row->align_d << REQUIRE_ALIGN_D_SHIFT |
          (row->beta ? 0 : REQUIRE_BETA_0) | (row->tensor_maps ? REQUIRE_MAPS : 0) |
          (row->exact_tiles_only ? REQUIRE_WHOLE_TILES : 0) |
-         (row->partial_bytes > 0 && !row->decides_splits ? REQUIRE_WORKSPACE : 0);
+         ((row->partial_bytes > 0 && !row->decides_splits) || row->reductions > 0 ? REQUIRE_WORKSPACE : 0);
 }
 
 static uint32_t sms_apart(hgemm_survey const *survey, hgemm_target const *target) {
@@ -93,7 +98,8 @@ static void choose_surveys(hgemm_target *target) {
 
 int hgemm_has_divisors(hgemm_row const *row) {
   return row->tile_m * row->cluster_m != 0 && row->tile_n * row->cluster_n != 0 && row->cluster_m * row->cluster_n != 0 &&
-         row->tile_k != 0 && row->cluster_ctas != 0 && row->tiles_per_sm != 0 && row->splits != 0;
+         row->tile_k != 0 && row->cluster_ctas != 0 && row->tiles_per_sm != 0 && row->splits != 0 &&
+         (row->reductions == 0 || row->panel_columns != 0);
 }
 
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes) {
@@ -127,18 +133,32 @@ uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n) {
   return (uint64_t)clusters_m * row->cluster_m * ((uint64_t)clusters_n * row->cluster_n);
 }
 
-int hgemm_has_counters(hgemm_row const *row, uint64_t tiles) {
+/* A reduction of rows counts the tiles of each row of CTA tiles. */
+static uint64_t reduced_tile_rows(hgemm_row const *row, hgemm_query const *q) {
+  return ceil_div((uint32_t)q->m, row->tile_m) * (uint64_t)q->batch;
+}
+
+/* Returns the bytes of partial reductions: (reductions, batch, panels, m) floats. */
+static uint64_t reduced_bytes(hgemm_row const *row, hgemm_query const *q) {
+  uint64_t const panels = ceil_div((uint32_t)q->n, row->panel_columns);
+  return product(product((uint64_t)q->m * panels, (uint64_t)q->batch), row->reductions * sizeof(float));
+}
+
+int hgemm_has_counters(hgemm_row const *row, hgemm_query const *q, uint64_t tiles) {
+  if (row->reductions > 0) return reduced_tile_rows(row, q) <= HGEMM_WORKSPACE_COUNTERS;
   return row->partial_bytes == 0 || row->splits == 1 || tiles <= HGEMM_WORKSPACE_COUNTERS;
 }
 
-uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t shared, uint32_t splits) {
+uint64_t hgemm_counter_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t shared, uint32_t splits) {
+  if (row->reductions > 0) return COUNTER_BYTES * reduced_tile_rows(row, q);
   if (row->partial_bytes == 0) return 0;
   if (row->max_ctas > 0) return COUNTER_BYTES * min64(shared, (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas);
   return splits > 1 ? COUNTER_BYTES * shared : 0;
 }
 
-uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t shared, uint32_t splits) {
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t shared, uint32_t splits) {
   uint64_t places = (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas;
+  if (row->reductions > 0) return (uint64_t)HGEMM_WORKSPACE_COUNTERS * COUNTER_BYTES + reduced_bytes(row, q);
   if (splits > 1) places = shared * splits;
   if (row->partial_bytes == 0 || places == 0) return 0;
   return (uint64_t)HGEMM_WORKSPACE_COUNTERS * COUNTER_BYTES + places * row->partial_bytes;
@@ -177,15 +197,10 @@ static int supports(hgemm_target const *target, uint32_t index, hgemm_query cons
   if ((required & ~provided) != 0 || (required & REQUIRE_WHOLE_TILES && !hgemm_whole_tiles(row, q))) return 0;
   if (!hgemm_grid_tiles(row, q, tiles)) return 0;
   if (!(required & REQUIRE_WORKSPACE)) return 1;
-  return hgemm_has_counters(row, *tiles) && hgemm_workspace_bytes(row, *tiles, row->splits) <= q->workspace_bytes;
+  return hgemm_has_counters(row, q, *tiles) && hgemm_workspace_bytes(row, q, *tiles, row->splits) <= q->workspace_bytes;
 }
 
 /* ---- Estimated time ---------------------------------------------------------------------------------------------------- */
-
-/* Returns x * y, at most COST_LIMIT. Neither is 0 or above 2^63. */
-static uint64_t product(uint64_t x, uint64_t y) {
-  return (x | y) >> 31 != 0 && x > COST_LIMIT / y ? COST_LIMIT : x * y;
-}
 
 typedef struct Size { /* 1024 elements of A and B together, and of D; at most 2^52 */
   uint64_t operands, results;
@@ -294,7 +309,7 @@ static uint64_t best_options(hgemm_target const *target, uint32_t index, hgemm_q
     for (int i = 0; rest <= HGEMM_WORKSPACE_COUNTERS && i < SPLITS_COUNT && SPLITS[i] <= most; ++i) {
       Options const some = {SPLITS[i], tail ? full_waves : 0};
       uint64_t clocks;
-      if (hgemm_workspace_bytes(row, rest, some.splits) > q->workspace_bytes) continue;
+      if (hgemm_workspace_bytes(row, q, rest, some.splits) > q->workspace_bytes) continue;
       clocks = launch_clocks(target, index, q, size, tiles, some, limit);
       if (clocks < best) best = clocks, *options = some;
     }
@@ -306,7 +321,7 @@ static uint64_t best_options(hgemm_target const *target, uint32_t index, hgemm_q
 static int has_workspace(hgemm_row const *row, hgemm_query const *q, uint64_t tiles, Options options) {
   uint64_t const shared = tiles - options.whole_tiles;
   if (options.splits == 1 || !row->decides_splits) return 1;
-  return shared <= HGEMM_WORKSPACE_COUNTERS && hgemm_workspace_bytes(row, shared, options.splits) <= q->workspace_bytes;
+  return shared <= HGEMM_WORKSPACE_COUNTERS && hgemm_workspace_bytes(row, q, shared, options.splits) <= q->workspace_bytes;
 }
 
 /* Returns the lowest estimate of the options that a launch with an order may take, and writes them. The first ones win a tie.
@@ -601,7 +616,7 @@ static int is_usable(hgemm_options const *options, hgemm_row const *row, hgemm_q
   if (!row->decides_splits) return options->splits == row->splits && whole == 0;
   return options->splits <= k_tiles && whole <= tiles &&
          (options->splits == 1 || tiles - whole <= HGEMM_WORKSPACE_COUNTERS) &&
-         hgemm_workspace_bytes(row, tiles - whole, options->splits) <= q->workspace_bytes;
+         hgemm_workspace_bytes(row, q, tiles - whole, options->splits) <= q->workspace_bytes;
 }
 
 /* Returns the options that were measured for a row on the same tiles, or null. The exact problem comes first, then the one

@@ -5,7 +5,7 @@
 
 #include "internal.h"
 
-enum { ALIGNMENT, NO_BETA, SHARED_MEMORY, TENSOR_MAPS, WHOLE_TILES, FEWER_TILES, FEWER_SHARED, WORKSPACE, REQUIREMENTS };
+enum { ALIGNMENT, NO_BETA, SHARED_MEMORY, TENSOR_MAPS, WHOLE_TILES, FEWER_TILES, FEWER_SHARED, FEWER_REDUCED, WORKSPACE, REQUIREMENTS };
 enum { LIST_BYTES = 512, ITEM_BYTES = 96 };
 
 typedef struct Unmet {
@@ -24,8 +24,8 @@ static uint32_t unmet_of(hgemm_target const *target, hgemm_row const *row, hgemm
   if (row->exact_tiles_only && (q->k == 0 || !hgemm_whole_tiles(row, q))) unmet |= 1U << WHOLE_TILES;
   if (!hgemm_grid_tiles(row, q, tiles)) return unmet | 1U << FEWER_TILES;
   if (row->decides_splits) return unmet;
-  if (!hgemm_has_counters(row, *tiles)) return unmet | 1U << FEWER_SHARED;
-  return hgemm_workspace_bytes(row, *tiles, row->splits) > q->workspace_bytes ? unmet | 1U << WORKSPACE : unmet;
+  if (!hgemm_has_counters(row, q, *tiles)) return unmet | 1U << (row->reductions > 0 ? FEWER_REDUCED : FEWER_SHARED);
+  return hgemm_workspace_bytes(row, q, *tiles, row->splits) > q->workspace_bytes ? unmet | 1U << WORKSPACE : unmet;
 }
 
 /* Counts the rows of the right kind and, if `order` is not null, of this accumulation order. */
@@ -45,7 +45,7 @@ static Unmet count(hgemm_target const *target, hgemm_query const *q, hgemm_order
       if (order != NULL && unmet == 0) unmet = 1U << WORKSPACE; /* of splits that the launch decides */
       for (uint32_t one = 0; one < REQUIREMENTS; ++one) all.counts[one] += unmet >> one & 1;
       if (unmet != 1U << WORKSPACE) continue;
-      needed = hgemm_workspace_bytes(&hgemm_rows[row], tiles, splits);
+      needed = hgemm_workspace_bytes(&hgemm_rows[row], q, tiles, splits);
       if (needed < all.workspace_bytes) all.workspace_bytes = needed;
     }
   }
@@ -69,6 +69,9 @@ static void describe(uint32_t requirement, hgemm_target const *target, hgemm_que
     case WHOLE_TILES: snprintf(text, ITEM_BYTES, "extents of whole tiles"); return;
     case FEWER_TILES: snprintf(text, ITEM_BYTES, "fewer CTA tiles (%d at most)", HGEMM_MAX_CTAS); return;
     case FEWER_SHARED: snprintf(text, ITEM_BYTES, "fewer tiles that share k (%d at most)", HGEMM_WORKSPACE_COUNTERS); return;
+    case FEWER_REDUCED:
+      snprintf(text, ITEM_BYTES, "fewer rows of tiles that are reduced (%d at most)", HGEMM_WORKSPACE_COUNTERS);
+      return;
     default: snprintf(text, ITEM_BYTES, "more workspace (%llu B are given)", (unsigned long long)q->workspace_bytes);
   }
 }
