@@ -185,15 +185,15 @@ class ArrayAdapter:
     """The functions for arrays of one type.
 
     Fields: `read` returns the signature quickly, `view` the complete view. `stream` returns the handle of the current stream of
-        the array's library, 0 for the default stream. `empty` makes an array of the same type on the same device; it is None
-        if only the caller can make one. `allocate` takes memory for a workspace from the array's library. `transpose` returns
-        a matrix with its axes swapped, `reshape` a contiguous array with another shape. Neither copies.
+        the array's library, 0 for the default stream. `empty` makes an array on the same device, of the same type or of the type
+        with this name; it is None if only the caller can make one. `allocate` takes memory for a workspace from the array's
+        library. `transpose` returns a matrix with its axes swapped, `reshape` a contiguous array with another shape. Neither copies.
     """
 
     read: Callable[[Any], Signature]
     view: Callable[[Any, str], View] = view
     stream: Callable[[Signature], int] = lambda signature: 0
-    empty: Callable[[Any, Shape], Any] | None = None
+    empty: Callable[[Any, Shape, str], Any] | None = None
     allocate: Allocate = allocate_on
     transpose: Callable[[Any], Any] = lambda array: ArrayView.transposed(array)
     reshape: Callable[[Any, Shape], Any] = lambda array, shape: ArrayView.reshaped(array, shape)
@@ -247,13 +247,25 @@ def shape_of(array: Any, name: str) -> Shape:
     return tuple(array.shape) if hasattr(array, "shape") else ARRAY_ADAPTERS[type(array)].view(array, name).shape
 
 
-def new_array(like: Any, shape: Shape) -> Any:
-    """Return a new array of the type and on the device of another. Raises ProblemError if only the caller can make one."""
-    make = ARRAY_ADAPTERS[type(like)].empty
-    if make is not None:
-        return make(like, shape)
-    if hasattr(like, "__array_namespace__") and not _IMMUTABLE & {*_packages(type(like))}:  # the array API standard
-        return like.__array_namespace__().empty(shape, dtype=like.dtype, device=like.device)
+_DTYPES = {"": "", "f16": "float16", "bf16": "bfloat16", "f32": "float32"}
+
+
+def new_array(like: Any, shape: Shape, dtype: str = "") -> Any:
+    """Return a new array on the device of another, and of its type or of `dtype`.
+
+    Raises: ProblemError if only the caller can make one.
+    """
+    make, name = ARRAY_ADAPTERS[type(like)].empty, _DTYPES[dtype]
+    try:
+        if make is not None:
+            return make(like, shape, name)
+        if hasattr(like, "__array_namespace__") and not _IMMUTABLE & {*_packages(type(like))}:  # the array API standard
+            library = like.__array_namespace__()
+            return library.empty(shape, dtype=getattr(library, name) if name else like.dtype, device=like.device)
+    except (AttributeError, TypeError) as error:  # a type that the library lacks
+        if not name:
+            raise
+        raise ProblemError(f"a new {type(like).__name__} of {name} cannot be made ({error}): pass out") from None
     raise ProblemError(f"out is missing, and a new {type(like).__name__} cannot be made: pass out")
 
 
@@ -283,7 +295,7 @@ def _torch() -> ArrayAdapter:
         read,
         lambda tensor, name: view(tensor.detach(), name),
         stream,
-        lambda tensor, shape: tensor.new_empty(shape),
+        lambda tensor, shape, dtype: tensor.new_empty(shape, dtype=getattr(torch, dtype) if dtype else None),
         allocate,
         lambda tensor: tensor.t(),
         lambda tensor, shape: tensor.view(shape),
@@ -297,9 +309,9 @@ def _cupy() -> ArrayAdapter:
         memory = array.data
         return memory.ptr, array.shape, array.strides, array.dtype.char, memory.device_id
 
-    def empty(array: Any, shape: Shape) -> Any:
+    def empty(array: Any, shape: Shape, dtype: str) -> Any:
         with array.device:
-            return cupy.empty(shape, array.dtype)
+            return cupy.empty(shape, dtype or array.dtype)
 
     def allocate(device: int, size_bytes: int) -> tuple[int, Any]:
         with cupy.cuda.Device(device):
@@ -320,7 +332,7 @@ def _cupy() -> ArrayAdapter:
 def _numba() -> ArrayAdapter:
     from numba import cuda
 
-    return ArrayAdapter(_read_any, empty=lambda array, shape: cuda.device_array(shape, array.dtype))
+    return ArrayAdapter(_read_any, empty=lambda array, shape, dtype: cuda.device_array(shape, dtype or array.dtype))
 
 
 def _any() -> ArrayAdapter:

@@ -13,8 +13,12 @@ from typing import Any, TypeVar
 from hgemm.epilogue import Epilogue, Input
 from hgemm.epilogue_language import Value, erf, exp, sigmoid, where
 
-GRADIENT = Input("gradient of d", "matrix")
-"""The gradient of the loss by D, an input of the derivatives. No input of an expression can have this name."""
+
+def gradient_of(result: int) -> Input:
+    """Return the gradient of the loss by a result, an input of the derivatives: 0 is D. No input of an expression has its name."""
+    return Input(f"gradient of {f'out{result}' if result else 'd'}", "matrix")
+
+
 Pullback = Callable[..., "tuple[Value | None, ...]"]
 
 
@@ -69,15 +73,25 @@ def values_of(epilogue: Epilogue) -> list[Value]:
     return found
 
 
-def gradients(epilogue: Epilogue) -> dict[str, Value]:
+def gradients(epilogue: Epilogue, results: Iterable[int] = (0,)) -> dict[str, Value]:
     """Return the gradients of a loss by the accumulators, `acc` and `up`, and by the inputs by name, where there is one.
 
-    The loss depends on D only, not on further results.
+    `results` are those that the loss depends on: 0 is D, 1 is out1, and so on. The values take the same leaves as the
+    expression, and `gradient_of` these results. They may have the operations `row_sum` and `row_max`, which reduce the rows
+    of D.
 
-    The values take the same leaves as the expression, and GRADIENT.
+    Shapes: the gradient of a reduction is (m, 1), like its value.
     """
     nodes = values_of(epilogue)
-    given: dict[Value, Value] = {nodes[epilogue.result]: Value("input", given=GRADIENT)}
+    given: dict[Value, Value] = {}
+    for result in results:
+        output = epilogue.outputs[result - 1] if result else None
+        node = nodes[output.node if output else epilogue.result]
+        part = Value("input", given=gradient_of(result))
+        if output and output.reduce == "max":  # equal maxima share it, as with torch.amax
+            largest = where(node == Value("row_max", (node,)), 1.0, 0.0)
+            part = part * largest / Value("row_sum", (largest,))
+        given[node] = given[node] + part if node in given else part
     found: dict[str, Value] = {}
     for node in reversed(nodes):
         gradient = given.get(node)

@@ -436,9 +436,8 @@ class Library:
 
         With an `epilogue`, out is that expression instead: a Python function, a text, or a traced function (see
         hgemm.epilogue_language). `inputs` are its inputs by name: arrays, and numbers for scalars. `bias` and `c` may be among
-        them.
-        If it has several results, `out` is a tuple of their arrays, in the order of `return`. The library needs a variant of this
-        expression.
+        them. If it has several results, `out` is a tuple of their arrays, in the order of `return`. Without `out`, the call
+        makes them. The library needs a variant of this expression.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
             One of the last two axes of a and b is contiguous; the last one of out and c is.
@@ -481,9 +480,6 @@ class Library:
         whole = MatmulOptions(*options, expression.text, tuple(sorted(numbers.items())))
         a, b, out, *others = given
         if out is None:
-            if expression.outputs:
-                results = ", ".join(["d", *(one.name for one in expression.outputs)])
-                raise ProblemError(f"the epilogue has {1 + len(expression.outputs)} results: pass out=({results})")
             out = empty_product(a, b, expression)
         d, further = split_results(expression, out)
         operands = {INPUT + name: arrays.get(name) for name in names} | further

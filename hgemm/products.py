@@ -409,16 +409,20 @@ def _independent_of_rows(queries: Sequence[SelectionQuery]) -> SelectionQuery:
 def empty_product(a: Any, b: Any, epilogue: Epilogue | None = None) -> Any:
     """Return a new array for the product or its expression, of the type and on the device of `a`.
 
+    For an expression with several results, return a tuple of arrays of their types.
+
     Raises: ProblemError if `a` cannot make one.
     """
     shape_a, shape_b = shape_of(a, "A"), shape_of(b, "B")
     columns = columns_of_d(epilogue, shape_b[-1]) if shape_b else 0
-    if len(shape_a) == len(shape_b) == 2:
-        return new_array(a, (shape_a[0], columns))
     if not {len(shape_a), len(shape_b)} <= {2, 3}:
         raise ProblemError(f"A is {tuple(shape_a)} and B {tuple(shape_b)}: pass 2 axes, or 3 with a batch")
-    batch = max(shape[0] for shape in (shape_a, shape_b) if len(shape) == 3)
-    return new_array(a, (batch, shape_a[-2], columns))
+    batches = [shape[0] for shape in (shape_a, shape_b) if len(shape) == 3]
+    rows = (max(batches), shape_a[-2]) if batches else shape_a[:1]
+    d = new_array(a, (*rows, columns))
+    if not epilogue or not epilogue.outputs:
+        return d
+    return (d, *(new_array(a, rows if one.reduce else (*rows, columns), one.of("")) for one in epilogue.outputs))
 
 
 def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterator[Kind]:

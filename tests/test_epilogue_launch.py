@@ -286,7 +286,7 @@ def test_unfit_results_are_rejected(opened: Library, driver: ExpressionDriver) -
         with pytest.raises(ProblemError, match=message):
             library.matmul(**on_gpu(arrays), out=out, epilogue=several, inputs=on_gpu(inputs))
 
-    rejected(None, r"the epilogue has 3 results: pass out=\(d, out1, out2\)")
+    rejected(None, "out is missing, and a new Cuda cannot be made: pass out")
     rejected(results[:2], r"out has 2 arrays: pass a tuple of 3 arrays \(d, out1, out2\)")
     rejected((*results[:2], np.zeros(41, "f4")), r"output out2 is \(41,\), not \(40,\)")
     rejected((*results[:2], np.zeros(40, "f2")), "output out2 is f16, not f32")
@@ -334,7 +334,41 @@ class StandardArray(np.ndarray):
     device = "cpu"
 
     def __array_namespace__(self) -> SimpleNamespace:
-        return SimpleNamespace(empty=lambda shape, dtype, device: np.empty(shape, dtype))
+        return SimpleNamespace(empty=lambda shape, dtype, device: np.empty(shape, dtype), float32=np.dtype("f4"))
+
+
+class StandardCuda(Cuda):
+    """An array of the array API standard on the GPU."""
+
+    device = 0
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    def __array_namespace__(self) -> SimpleNamespace:
+        def empty(shape, dtype, device) -> StandardCuda:
+            return StandardCuda(np.full(shape, 7, dtype))
+
+        return SimpleNamespace(empty=empty, float32=np.dtype("f4"))
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_new_arrays_are_made_for_several_results(
+    opened: Library, driver: ExpressionDriver, batch: tuple[int, ...]
+) -> None:
+    arrays, inputs, _ = results_of(given(batch=batch)[0], batch=batch)
+    given_arrays = {name: StandardCuda(array) for name, array in arrays.items()}
+    made = Library(opened.folder).matmul(**given_arrays, epilogue=several, inputs=on_gpu(inputs))
+    check_results(arrays, inputs, tuple(one.array for one in made))
+
+
+def test_new_arrays_have_the_types_of_results() -> None:
+    a, b = (np.zeros(shape, "f2").view(StandardArray) for shape in ((5, 8), (8, 32)))
+    results = empty_product(a, b, epilogue_of("(silu(gate) * up, f32(gate), row_sum(up))"))
+    assert [(one.shape, one.dtype.str[1:]) for one in results] == [((5, 16), "f2"), ((5, 16), "f4"), ((5,), "f4")]
+    with pytest.raises(ProblemError, match="a new StandardArray of bfloat16 cannot be made .*: pass out"):
+        empty_product(a, b, epilogue_of("(acc, bf16(acc))"))
 
 
 def test_a_new_array_has_the_columns_of_d() -> None:

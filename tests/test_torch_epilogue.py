@@ -25,6 +25,8 @@ FORMULAS = {
     "chain": "exp(0.2 * acc) / (abs(bias) + 1) + tanh(acc) * sigmoid(bias) - log(acc * acc + 1)",
     "choice": "where(acc < bias, erf(acc), softplus(acc)) + maximum(acc, 0.3) * minimum(bias, acc)",
     "pair": "silu(gate) * up + bias",
+    "results": "residual: Matrix; y = gelu(acc + bias) + residual; (y, f32(y * acc), row_sum_squares(y), row_max(y * bias))",
+    "results of a pair": "scale: Column; (silu(gate) * up, gate * scale, row_sum(up), row_max(scale))",
 }
 
 
@@ -42,13 +44,18 @@ def on_the_cpu() -> Iterator[None]:
 
 def compute(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batch_invariant=False):
     expression = parse_epilogue(epilogue)
-    out = a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
-    out = out[..., : out.shape[-1] // (1 + expression.gated)]
     options = {"names": names, "numbers": numbers, "alpha": alpha, "beta": beta, "batch_invariant": False}
-    leaves = fused_operator._Leaves(expression, a, b, out, dict(zip(names, arrays)), options)
+    leaves = fused_operator._Leaves(expression, a, b, {}, dict(zip(names, arrays)), options)
     values = values_of(expression)
-    (found,) = evaluate([values[expression.result]], leaves.of(values), fused_operator.FUNCTIONS)
-    return found.expand(out.shape).to(a.dtype).contiguous()
+    results = [values[expression.result], *(values[one.node] for one in expression.outputs)]
+    found = [x.expand(leaves.d) for x in evaluate(results, leaves.of(values), fused_operator.FUNCTIONS)]
+    for at, one in enumerate(expression.outputs, 1):
+        if one.reduce:
+            found[at] = found[at].sum(-1) if one.reduce == "sum" else found[at].amax(-1)
+    promised = fused_operator._meta(a, b, arrays, epilogue=epilogue, names=names, numbers=numbers)
+    return [
+        x.to(made.dtype).clone(memory_format=torch.contiguous_format) for x, made in zip(found, promised, strict=True)
+    ]
 
 
 def operands(expression: Epilogue, batch: tuple[int, ...] = (), shared: bool = False) -> tuple[list, dict]:
@@ -72,7 +79,7 @@ def test_gradients_are_those_of_finite_differences(formula: str, batch: tuple[in
     def run(a, b, *arrays):
         return hgemm_torch.fused(a, b, expression, dict(zip(inputs, arrays)), alpha=0.5)
 
-    if expression.gated and not batch:
+    if expression.gated and not batch and not expression.outputs:
         assert run(a, b, *inputs.values()).shape == (M, N // 2)
     torch.autograd.gradcheck(run, (a, b, *inputs.values()), fast_mode=True)
 
@@ -102,11 +109,56 @@ def test_types_inputs_and_numbers_are_converted(monkeypatch: pytest.MonkeyPatch)
     assert found.dtype is torch.float16 and (bias.grad.dtype, scale.grad.dtype) == (torch.float32, torch.float16)
     expected = torch.relu((a @ b).float() + bias) * scale[:, None] * 2
     torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)
-    with pytest.raises(ProblemError, match="has 2 results"):
-        hgemm_torch.fused(a, b, "relu(acc), acc")
     for wrong, words in (({"more": 1.0}, "the epilogue has no more"), ({"scale": scale}, "input bias is missing")):
         with pytest.raises(ProblemError, match=words):
             hgemm_torch.fused(a, b, formula, wrong)
+
+
+def test_several_results_have_their_types_and_shapes() -> None:
+    a, b = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((2, M, K), (K, N)))
+    results = hgemm_torch.fused(a, b, "(relu(acc), f32(acc), row_sum_squares(acc))")
+    product = (a @ b).detach()
+    shapes = [((2, M, N), torch.bfloat16), ((2, M, N), torch.float32), ((2, M), torch.float32)]
+    assert [(tuple(one.shape), one.dtype) for one in results] == shapes
+    torch.testing.assert_close(results[2], product.float().square().sum(-1))
+    assert fused_operator._meta(
+        a.to("meta"), b, [], epilogue=as_epilogue("(acc, row_max(acc))").text, names=[], numbers=[]
+    )
+
+
+def test_a_loss_may_depend_on_some_results() -> None:
+    (a, b), inputs = operands(as_epilogue(FORMULAS["results"]))
+    d, out1, squares, largest = hgemm_torch.fused(a, b, FORMULAS["results"], inputs)
+    for one in (d, out1, squares, largest):
+        of_a, of_b = torch.autograd.grad(one.sum(), (a, b), retain_graph=True)
+        assert of_a.abs().sum() > 0 and of_b.abs().sum() > 0
+    (gate, up), scale = operands(as_epilogue(FORMULAS["results of a pair"]))
+    _, _, sums, of_scale = hgemm_torch.fused(gate, up, FORMULAS["results of a pair"], scale)
+    expected = torch.autograd.grad(operands_of_pair(gate, up)[1].sum(), (gate, up))
+    for found, other in zip(torch.autograd.grad(sums.sum(), (gate, up), retain_graph=True), expected, strict=True):
+        torch.testing.assert_close(found, other)
+    (found,) = torch.autograd.grad(of_scale.sum(), (scale["scale"],))
+    torch.testing.assert_close(found, torch.ones(M, dtype=torch.float64))
+
+
+def operands_of_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the two products of a gated pair."""
+    blocks = (a @ b).unflatten(-1, (-1, 2, 8))
+    return blocks[..., 0, :].flatten(-2), blocks[..., 1, :].flatten(-2)
+
+
+def test_a_model_of_several_results_compiles() -> None:
+    expression = as_epilogue(FORMULAS["results"])
+    (a, b), inputs = operands(expression)
+
+    def model(a, b, inputs):
+        d, out1, squares, _ = hgemm_torch.fused(a, b, FORMULAS["results"], inputs)
+        return d.sin().sum() + out1.sum() + squares.sum()
+
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(compiled(a, b, inputs), (a, b))
+    for one, other in zip(found, torch.autograd.grad(model(a, b, inputs), (a, b)), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_compiled_model_has_one_graph() -> None:
@@ -141,7 +193,7 @@ def test_gradients_on_a_gpu_are_those_of_the_formula(formula: str, tmp_path) -> 
     wide = {name: x.detach().cpu().double().requires_grad_() for name, x in given.items()}
     arrays = [wide[name] for name in inputs]
     options = {"epilogue": expression.text, "names": [*inputs], "numbers": []}
-    expected = torch.ops.hgemm.fused(wide["a"], wide["b"].t(), arrays, **options)
+    (expected,) = torch.ops.hgemm.fused(wide["a"], wide["b"].t(), arrays, **options)
     gradients = torch.autograd.grad(found, [*given.values()], d)
     for one, other in zip(gradients, torch.autograd.grad(expected, [*wide.values()], d.cpu().double()), strict=True):
         assert (one.cpu().double() - other).norm() < 5e-3 * other.norm()

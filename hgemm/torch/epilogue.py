@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hgemm.epilogue import PAIR_COLUMNS, Epilogue, columns_of_d, parse_epilogue
-from hgemm.epilogue_gradient import GRADIENT, evaluate, gradients, needed
+from hgemm.epilogue_gradient import evaluate, gradient_of, gradients, needed
 from hgemm.epilogue_language import Value, as_epilogue
 from hgemm.errors import ProblemError
 from hgemm.gated import interleave
@@ -18,9 +18,12 @@ from hgemm.torch import operator
 
 SCHEMA = (
     "(Tensor a, Tensor b, Tensor[] arrays, *, str epilogue, str[] names, float[] numbers, "
-    "float alpha=1.0, float beta=0.0, bool batch_invariant=False) -> Tensor"
+    "float alpha=1.0, float beta=0.0, bool batch_invariant=False) -> Tensor[]"
 )
-"""`names` are those of `arrays`, then those of `numbers`, which are scalars. `epilogue` is the text of an expression."""
+"""`names` are those of `arrays`, then those of `numbers`, which are scalars. `epilogue` is the text of an expression.
+
+The results are D and those after it.
+"""
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 FUNCTIONS = {
     "add": torch.add,
@@ -61,8 +64,10 @@ def fused(
     alpha: float = 1.0,
     beta: float = 0.0,
     batch_invariant: bool = False,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, ...]:
     """Return the expression of a product as a new tensor, with gradients for a, b and all inputs that are tensors.
+
+    If the expression has several results, return a tuple of tensors. A reduction of rows is (m,) in f32.
 
     `epilogue` is a Python function, a text, or a traced function, as for Library.matmul. The backward pass computes the product
     again if a derivative needs it, and sums gradients of inputs in f32. Tensors among the inputs are converted to the types
@@ -84,7 +89,7 @@ def fused(
     numbers = {name: float(inputs[name]) for name in operands if name not in arrays}
     if a.dtype is not torch.float64:
         arrays = {name: x.to(TYPES[operands[name]] if operands[name] else a.dtype) for name, x in arrays.items()}
-    return torch.ops.hgemm.fused(
+    results = torch.ops.hgemm.fused(
         *(a, b, [*arrays.values()]),
         epilogue=text,
         names=[*arrays, *numbers],
@@ -93,6 +98,7 @@ def fused(
         beta=beta,
         batch_invariant=batch_invariant,
     )
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 @torch.compiler.assume_constant_result
@@ -101,11 +107,6 @@ def _described(epilogue: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
     expression = as_epilogue(epilogue)
     if expression is None:
         raise ProblemError("the epilogue is none: leave it out")
-    if expression.outputs:
-        raise ProblemError(
-            f"the epilogue has {1 + len(expression.outputs)} results, and fused returns one: "
-            "call Library.matmul with out=(d, out1, ...), without gradients"
-        )
     return expression.text, tuple(
         (one.name, "f32" if one.kind == "scalar" else one.dtype) for one in expression.operands
     )
@@ -117,11 +118,10 @@ def _described(epilogue: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
 def _launch(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batch_invariant=False):
     options = {"precision": operator._precision(a), **operator._order_options(batch_invariant)}
     inputs = {**dict(zip(names, map(_by_rows, arrays))), **dict(zip(names[len(arrays) :], numbers))}
-    out = _meta(a, b, arrays, epilogue=epilogue, names=names, numbers=numbers)
-    operands = (operator._readable(a), operator._readable(b), out)
-    return operator.used_library().matmul(
-        *operands, alpha=alpha, beta=beta, epilogue=epilogue, inputs=inputs, **options
-    )
+    results = _meta(a, b, arrays, epilogue=epilogue, names=names, numbers=numbers)
+    operands = (operator._readable(a), operator._readable(b), results[0] if len(results) == 1 else tuple(results))
+    operator.used_library().matmul(*operands, alpha=alpha, beta=beta, epilogue=epilogue, inputs=inputs, **options)
+    return results
 
 
 def _by_rows(x: Tensor) -> Tensor:
@@ -131,11 +131,20 @@ def _by_rows(x: Tensor) -> Tensor:
 
 
 def _meta(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batch_invariant=False):
-    """Return a tensor with the shape, type and strides of D, without data on a fake device."""
+    """Return tensors with the shapes, types and strides of the results, without data on a fake device."""
     torch._check(a.dim() in (2, 3) and b.dim() in (2, 3), lambda: "a and b have 2 axes, or 3 with a batch")
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"a is {tuple(a.shape)} and b {tuple(b.shape)}: k differs")
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return a.new_empty((*batch, a.shape[-2], columns_of_d(parse_epilogue(epilogue), b.shape[-1])))
+    expression = parse_epilogue(epilogue)
+    shape = _shape_of_d(expression, a, b)
+    results = [a.new_empty(shape)]
+    for one in expression.outputs:
+        dtype = TYPES[one.of("")] if one.of("") and a.dtype is not torch.float64 else a.dtype
+        results.append(a.new_empty(shape[:-1] if one.reduce else shape, dtype=dtype))
+    return results
+
+
+def _shape_of_d(expression: Epilogue, a: Tensor, b: Tensor) -> tuple[int, ...]:
+    return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], columns_of_d(expression, b.shape[-1]))
 
 
 # ==== Gradients ====
@@ -143,27 +152,31 @@ def _meta(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batch_
 
 def _save(ctx, inputs, keyword_only_inputs, output) -> None:
     a, b, arrays = inputs
+    ctx.set_materialize_grads(False)  # a loss may not depend on all results
     ctx.options = keyword_only_inputs
     ctx.save_for_backward(a, b, *arrays)
 
 
-def _backward(ctx, d: Tensor) -> tuple[Any, ...]:
-    """Return the gradients. The product is computed again, if a derivative needs it."""
+def _backward(ctx, of_results: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Return the gradients from those of the results. The product is computed again, if a derivative needs it."""
     a, b, *arrays = ctx.saved_tensors
     options, (needs_a, needs_b, needed_arrays) = ctx.options, ctx.needs_input_grad
     invariant = options["batch_invariant"]
     expression = parse_epilogue(options["epilogue"])
     names = options["names"][: len(arrays)]
-    derivatives = gradients(expression)
+    given = {at: gradient for at, gradient in enumerate(of_results) if gradient is not None}
+    derivatives = gradients(expression, given)
     accumulators = ["acc", "up"] if expression.gated else ["acc"]
     wanted = {name for name, is_needed in zip(names, needed_arrays, strict=True) if is_needed and name in derivatives}
     wanted |= {*accumulators} if needs_a or needs_b else set()
     values = {name: derivatives[name] for name in derivatives if name in wanted}
-    leaves = _Leaves(expression, a, b, d, dict(zip(names, arrays, strict=True)), options)
-    found = dict(zip(values, evaluate([*values.values()], leaves.of(values.values()), FUNCTIONS), strict=True))
+    leaves = _Leaves(expression, a, b, given, dict(zip(names, arrays, strict=True)), options)
+    functions = {**FUNCTIONS, "row_sum": leaves.row_sum, "row_max": lambda x: x.amax(-1, keepdim=True)}
+    found = dict(zip(values, evaluate([*values.values()], leaves.of(values.values()), functions), strict=True))
     of_a = of_b = None
-    if needs_a or needs_b:
-        parts = [found[name].to(a.dtype) for name in accumulators]
+    if (needs_a or needs_b) and any(name in found for name in accumulators):
+        none = a.new_zeros(())  # of an accumulator that the loss does not depend on
+        parts = [found.get(name, none).to(a.dtype).expand(leaves.d).contiguous() for name in accumulators]
         product = interleave(*parts) if expression.gated else parts[0]
         if needs_a:
             of_a = operator._sum_to(torch.ops.hgemm.matmul(product, b.mT, batch_invariant=invariant), a.shape)
@@ -177,9 +190,18 @@ class _Leaves:
     """The leaves of derivatives as tensors that broadcast to D, in f32 or f64."""
 
     def __init__(
-        self, expression: Epilogue, a: Tensor, b: Tensor, d: Tensor, arrays: dict[str, Tensor], options
+        self,
+        expression: Epilogue,
+        a: Tensor,
+        b: Tensor,
+        given: Mapping[int, Tensor],
+        arrays: dict[str, Tensor],
+        options,
     ) -> None:
-        self.a, self.b, self.d, self.arrays, self.options = a, b, d, arrays, options
+        """`given` are the gradients of results by their numbers: 0 is D."""
+        self.a, self.b, self.arrays, self.options = a, b, arrays, options
+        self.d = _shape_of_d(expression, a, b)
+        self.given = {gradient_of(result): gradient for result, gradient in given.items()}
         self.expression = expression
         self.dtype = torch.float64 if a.dtype is torch.float64 else torch.float32
         self.kinds = {one.name: one.kind for one in expression.operands}
@@ -193,12 +215,13 @@ class _Leaves:
         def leaf(value: Value) -> Tensor:
             if value.op in accumulators:
                 return accumulators[value.op]
-            if value.given == GRADIENT:
-                return self.d.to(self.dtype)
+            if value.given in self.given:
+                gradient = self.given[value.given].to(self.dtype)
+                return gradient if gradient.dim() == len(self.d) else gradient.unsqueeze(-1)
             name = value.given.name if value.given else ""
             if name in self.arrays:
                 return self.arrays[name].to(self.dtype).reshape(self.shape(name))
-            return torch.full((), self.numbers[name] if name else value.value, dtype=self.dtype, device=self.d.device)
+            return torch.full((), self.numbers[name] if name else value.value, dtype=self.dtype, device=self.a.device)
 
         return leaf
 
@@ -209,19 +232,23 @@ class _Leaves:
         blocks = product.unflatten(-1, (-1, 2, PAIR_COLUMNS))
         return {name: blocks[..., at, :].flatten(-2) for at, name in enumerate(("acc", "up"))}
 
+    def row_sum(self, x: Tensor) -> Tensor:
+        """Return the sums of the rows of D, of a tensor that broadcasts to it."""
+        return x.expand(*x.shape[:-1], self.d[-1]).sum(-1, keepdim=True)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape with which an input broadcasts to D."""
         x, kind = self.arrays[name], self.kinds[name]
         if kind == "scalar":
             return (x.numel(), 1, 1) if x.numel() > 1 else (1, 1)
-        batch = x.shape[: x.dim() - (2 if kind == "matrix" else 1)] if self.d.dim() == 3 else ()
-        rows, columns = (1 if kind == "row" else self.d.shape[-2]), (1 if kind == "column" else self.d.shape[-1])
+        batch = x.shape[: x.dim() - (2 if kind == "matrix" else 1)] if len(self.d) == 3 else ()
+        rows, columns = (1 if kind == "row" else self.d[-2]), (1 if kind == "column" else self.d[-1])
         return (*batch, rows, columns)
 
     def summed(self, name: str, gradient: Tensor) -> Tensor:
         """Return the gradient of an input: its sum over the axes along which the input is broadcast."""
         x = self.arrays[name]
-        return gradient.expand(self.d.shape).sum_to_size(self.shape(name)).reshape(x.shape).to(x.dtype)
+        return gradient.expand(self.d).sum_to_size(self.shape(name)).reshape(x.shape).to(x.dtype)
 
 
 torch.library.define("hgemm::fused", SCHEMA, tags=torch.Tag.pt2_compliant_tag)
