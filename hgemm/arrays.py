@@ -187,7 +187,8 @@ class ArrayAdapter:
     Fields: `read` returns the signature quickly, `view` the complete view. `stream` returns the handle of the current stream of
         the array's library, 0 for the default stream. `empty` makes an array on the same device, of the same type or of the type
         with this name; it is None if only the caller can make one. `allocate` takes memory for a workspace from the array's
-        library. `transpose` returns a matrix with its axes swapped, `reshape` a contiguous array with another shape. Neither copies.
+        library. `transpose` returns a matrix with its axes swapped, `reshape` a contiguous array with another shape.
+        Neither copies.
     """
 
     read: Callable[[Any], Signature]
