@@ -12,6 +12,7 @@ import hgemm  # noqa: E402
 import hgemm.torch as hgemm_torch  # noqa: E402
 import hgemm.torch.epilogue as fused_operator  # noqa: E402
 from examples import epilogues  # noqa: E402
+from examples.torch import fused_mlp  # noqa: E402
 from hgemm import ProblemError, interleave  # noqa: E402
 from hgemm.epilogue import Epilogue, parse_epilogue  # noqa: E402
 from hgemm.epilogue_gradient import evaluate, values_of  # noqa: E402
@@ -93,6 +94,17 @@ def test_the_derivative_by_b_of_a_pair_is_that_of_separate_products() -> None:
     for one, other in zip(
         torch.autograd.grad(found, (x, gate, up), d), torch.autograd.grad(expected, (x, gate, up), d)
     ):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_llama_mlp_in_two_launches_has_the_gradients_of_torch() -> None:
+    shapes = ((M, 12), (24, 12), (24, 12), (12, 24), (M, 12))  # x, gate, up, down, residual
+    x, gate, up, down, residual = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    found = fused_mlp.fused_mlp(x, interleave(gate, up, axis=0), down, residual)
+    expected = fused_mlp.plain_mlp(x, gate, up, down, residual)
+    torch.testing.assert_close(found, expected)
+    given, d = (x, gate, up, down, residual), torch.randn_like(expected)
+    for one, other in zip(torch.autograd.grad(found, given, d), torch.autograd.grad(expected, given, d), strict=True):
         torch.testing.assert_close(one, other)
 
 
