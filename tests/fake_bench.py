@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import simulated
-from fake_driver import _ATTRIBUTES, SUCCESS, FakeDriver, real, unpack
+from fake_driver import _ATTRIBUTES, SUCCESS, FakeDriver, problem_at, real
 
 from hgemm.dtypes import DTYPES, decode, encode
 from hgemm.kernel import Kernel
-from hgemm.problem import PROBLEM_BYTES, Problem
+from hgemm.problem import Problem
 from hgemm.reference import ACTIVATION_FORMULAS
 
 _ATTRIBUTES["L2_CACHE_SIZE"] = 4096
@@ -78,8 +78,8 @@ class BenchDriver(FakeDriver):
         if self.status != SUCCESS:
             return (self.status,)
         address = ctypes.c_void_p.from_address(parameters).value
-        problem = unpack(ctypes.string_at(address, PROBLEM_BYTES))  # by value: a graph keeps what was passed
         traits = self.kernels[function].traits
+        problem = problem_at(address, traits)  # by value: a graph keeps what was passed
         launch = lambda: simulated.launch(traits, problem, self.faults[function])  # noqa: E731
         self.enqueue(function, self.cost_us[function] * self.slower(function, problem), launch)
         return (SUCCESS,)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 from cuda.bindings import driver as real
 
 from hgemm import problem as hgemm_problem
-from hgemm.problem import BIASES, PROBLEM_BYTES, LaunchOptions, Problem
+from hgemm.launch_traits import LaunchTraits
+from hgemm.problem import AUX_BYTES, BIASES, PROBLEM_BYTES, Aux, LaunchOptions, Problem
 
 SUCCESS = real.CUresult.CUDA_SUCCESS
 MEMSET = "memset"
@@ -227,6 +229,14 @@ class FakeMap:
 
     def getPtr(self) -> int:
         return ctypes.addressof(self.block)
+
+
+def problem_at(address: int, traits: LaunchTraits) -> Problem:
+    """Read the kernel's parameter at an address, with the inputs and results of its expression."""
+    problem = unpack(ctypes.string_at(address, PROBLEM_BYTES))
+    count = len((*traits.epilogue.operands, *traits.outputs)) if traits.epilogue else 0
+    packed = ctypes.string_at(address + PROBLEM_BYTES, count * AUX_BYTES)
+    return replace(problem, aux=tuple(Aux(*one) for one in struct.iter_unpack("<Qqqf4x", packed)))
 
 
 def unpack(packed: bytes) -> Problem:

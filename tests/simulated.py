@@ -9,8 +9,9 @@ import math
 import numpy as np
 
 from hgemm.dtypes import DTYPES, decode, encode
+from hgemm.epilogue_reference import Interval, evaluate_all
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, Matrix, matrices
-from hgemm.launch_traits import LaunchTraits
+from hgemm.launch_traits import INPUT, OUTPUT, LaunchTraits
 from hgemm.problem import LAUNCH, Problem
 from hgemm.reference import ACTIVATION_FORMULAS, steps_of
 
@@ -126,9 +127,32 @@ def elements(matrix: Matrix, dtype: str) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(stored, (matrix.batch, matrix.rows, matrix.columns), strides)
 
 
+def expression(traits: LaunchTraits, problem: Problem) -> None:
+    """Compute all results of an expression in the host's memory. Their types are the only roundings."""
+    found = matrices(problem, traits)
+    a, b = (decode(elements(found[name], "f16"), "f16") for name in "AB")
+    inputs = {"alpha": np.float32(problem.alpha), "beta": np.float32(problem.beta)}
+    for one, aux in zip(traits.epilogue.operands, problem.aux):
+        if INPUT + one.name not in found:
+            inputs[one.name] = np.float32(aux.value)
+            continue
+        dtype = "f32" if one.kind == "scalar" else one.of("f16")
+        values = decode(elements(found[INPUT + one.name], dtype), dtype)
+        inputs[one.name] = values.swapaxes(1, 2) if one.kind == "column" else values
+    products = np.stack([accumulate(traits, a[at], b[at].T) for at in range(problem.batch)])
+    results = evaluate_all(traits.epilogue, Interval.around(products.astype(np.float64)), inputs)
+    types = ("f16", *(one.of("f16") for one in traits.outputs))
+    for name, dtype, result in zip(("D", *(OUTPUT + one.name for one in traits.outputs)), types, results):
+        values = result.exact.swapaxes(1, 2) if name != "D" and result.exact.shape[2] == 1 else result.exact
+        elements(found[name], dtype)[...] = encode(values, dtype)
+
+
 def launch(traits: LaunchTraits, problem: Problem, faults: frozenset[str] = frozenset()) -> None:
     """Compute a problem in the host's memory as a variant would, or as one with faults would."""
     places = matrices(problem, traits)
+    if traits.epilogue:
+        expression(traits, problem)
+        return _misbehave(traits, problem, places, elements(places["D"], traits.dtype_d), faults)
     a = decode(elements(places["A"], traits.dtype_a), traits.dtype_a)
     b = decode(elements(places["B"], traits.dtype_b), traits.dtype_b)
     a = a if traits.a_k_major else a.swapaxes(1, 2)
@@ -161,6 +185,8 @@ def _misbehave(
 
     if "leaves an element" in faults:
         d[-1, -1, -1] = np.array([0xFFFF], "<u2").view(d.dtype)[0]
+    if "negates D" in faults:
+        d.view("u2")[...] ^= 0x8000
     if "writes before D" in faults:
         poke(problem.d - 1)
     if "writes after D" in faults:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from records import make_record
 
 import hgemm.bench.operands
 import hgemm.device
-from hgemm import Kernel, LibraryError
+from hgemm import Kernel, LibraryError, RequestError
 from hgemm.bench import baselines
 from hgemm.bench import measure as race
 from hgemm.bench.device import Telemetry, parse_smi, summarise
@@ -33,8 +34,9 @@ from hgemm.bench.protocol import (
     round_times,
 )
 from hgemm.bench.runner import BenchPlan, run
-from hgemm.bench.work import Work
+from hgemm.bench.work import Work, checked
 from hgemm.device import open_device
+from hgemm.epilogue_language import epilogue_of
 
 QUICK = Protocol(
     seconds=0.0, block_ms=0.05, block_ms_min=0.05, screen_ms=0.05, warm_up_s=0.0, rewarm_s=0.0, cool_down_s=0.0
@@ -251,6 +253,51 @@ def test_the_baseline_has_the_bias_and_the_activation(
     result = first(BenchPlan([Work(40, 56, 24, bias=bias, activation=activation)], [ours], protocol=QUICK))
     assert (result["ours"], result["best"]) == ("hgemm_one", "cublaslt#1") and not result["refused"]
     assert lt.products[-1].epilogue == epilogue and (lt.products[-1].bias > 0) == (bias == "row")
+
+
+EXPRESSIONS = {
+    "inputs": "scale: Column; residual: Matrix['f32']; gain: Scalar; relu(acc * scale + bias) * gain + residual",
+    "addmm": "c: Matrix; alpha * acc + beta * c",
+    "pair": "silu(gate) * up",
+    "results": "y = acc + bias; (y, f32(y), row_sum_squares(y))",
+    "without a bound": "log(acc)",
+}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("case", EXPRESSIONS)
+def test_kernels_of_an_expression_are_measured_and_checked(driver: BenchDriver, case: str, batch: int) -> None:
+    text = epilogue_of(EXPRESSIONS[case]).text
+    fused = [
+        driver.serve(kernel(name, epilogue=text, warp_tile="32x16"), us)
+        for name, us in (("hgemm_a", 5.0), ("hgemm_b", 4.0))
+    ]
+    plain = driver.serve(kernel("hgemm_plain"), 1.0)
+    work = Work(40, 64, 24, batch=batch, expression=text)
+    result = first(BenchPlan([work], [plain, *fused], protocol=QUICK, baseline=None))
+    assert result["ours"] == "hgemm_b" and not result["refused"] and Work(**result["work"]) == work
+    if case == "without a bound":
+        return
+    driver.faults["hgemm_b"] = frozenset({"leaves an element" if case == "results" else "negates D"})
+    result = first(BenchPlan([work], fused, protocol=QUICK, baseline=None))
+    assert result["ours"] == "hgemm_a"
+    assert re.search("exceed the bound of the epilogue|not written", result["refused"]["hgemm_b"])
+
+
+def test_baselines_do_not_compute_expressions(driver: BenchDriver, lt: FakeCublasLt) -> None:
+    text = epilogue_of("relu(acc) + bias").text
+    ours = driver.serve(kernel("hgemm_one", epilogue=text), 5.0)
+    result = first(BenchPlan([Work(40, 56, 24, expression=text)], [ours], protocol=QUICK))
+    assert result["ours"] == "hgemm_one" and result["best"] is None
+    assert "cuBLASLt does not compute relu(acc) + bias" in str(result["refused"])
+
+
+def test_an_expression_excludes_a_bias_and_needs_whole_pairs() -> None:
+    text = epilogue_of("silu(gate) * up").text
+    with pytest.raises(RequestError, match="excludes bias row"):
+        checked(Work(40, 64, 24, bias="row", expression=text))
+    with pytest.raises(RequestError, match="use a multiple of 16"):
+        checked(Work(40, 56, 24, expression=text))
 
 
 @pytest.mark.parametrize("bias, activation", [("column", "none"), ("row", "silu")])

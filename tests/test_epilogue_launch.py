@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import simulated
 from computing_driver import ComputingDriver, Cuda
 from conftest import call
-from fake_driver import SUCCESS, unpack
+from fake_driver import SUCCESS, problem_at
 from records import make_record, resources_of
-from simulated import accumulate, elements
 from test_matmul import numbers, product
 
 import hgemm
@@ -25,13 +24,8 @@ from generator.spec import symbol_of
 from generator.store.library import Library as Store
 from generator.sweep import sweep
 from hgemm import Library, ProblemError
-from hgemm.dtypes import decode, encode
 from hgemm.epilogue_language import Column, Matrix, Row, Scalar, epilogue_of, relu, row_sum_squares, trace
-from hgemm.epilogue_reference import Interval, evaluate_all
 from hgemm.errors import UnsupportedError
-from hgemm.launch import matrices
-from hgemm.launch_traits import INPUT, OUTPUT
-from hgemm.problem import AUX_BYTES, PROBLEM_BYTES, Aux
 from hgemm.products import empty_product
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -51,34 +45,9 @@ class ExpressionDriver(ComputingDriver):
     def cuLaunchKernelEx(self, config, function, parameters, extra):
         traits = self.traits[function]
         self.symbols.append(function)
-        address = ctypes.c_void_p.from_address(parameters).value
-        problem = unpack(ctypes.string_at(address, PROBLEM_BYTES))
-        places = [
-            address + PROBLEM_BYTES + AUX_BYTES * at for at in range(len((*traits.epilogue.operands, *traits.outputs)))
-        ]
-        problem = replace(
-            problem, aux=tuple(Aux(*struct.unpack("<Qqqf4x", ctypes.string_at(one, 32))) for one in places)
-        )
-        self.compute(traits, problem)
+        problem = problem_at(ctypes.c_void_p.from_address(parameters).value, traits)
+        simulated.expression(traits, problem)
         return (SUCCESS,)
-
-    def compute(self, traits, problem) -> None:
-        found = matrices(problem, traits)
-        a, b = (decode(elements(found[name], "f16"), "f16") for name in "AB")
-        inputs = {"alpha": np.float32(problem.alpha)}
-        for one, aux in zip(traits.epilogue.operands, problem.aux):
-            if INPUT + one.name not in found:
-                inputs[one.name] = np.float32(aux.value)
-                continue
-            dtype = "f32" if one.kind == "scalar" else one.of("f16")
-            values = decode(elements(found[INPUT + one.name], dtype), dtype)
-            inputs[one.name] = values.swapaxes(1, 2) if one.kind == "column" else values
-        products = np.stack([accumulate(traits, a[at], b[at].T) for at in range(problem.batch)])
-        results = evaluate_all(traits.epilogue, Interval.around(products.astype(np.float64)), inputs)
-        types = ("f16", *(one.of("f16") for one in traits.outputs))
-        for name, dtype, result in zip(("D", *(OUTPUT + one.name for one in traits.outputs)), types, results):
-            values = result.exact.swapaxes(1, 2) if name != "D" and result.exact.shape[2] == 1 else result.exact
-            elements(found[name], dtype)[...] = encode(values, dtype)
 
 
 @pytest.fixture(scope="module")

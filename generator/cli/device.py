@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from generator import epilogue
 from generator.arch import parse_arch_list
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
@@ -359,6 +360,9 @@ variants of its layout and types:
 A variant that leaves options to the launch runs with its default ones, or with several (--options). cuBLASLt computes the problem's
 bias and activation in its epilogue. A note says where it has none.
 
+--epilogue measures kernels of an expression, which have no baseline. Their inputs are random, and scalars are 0.5, except alpha and
+beta, which are 1. Only D is checked. For a gated pair, n counts the columns of B.
+
 A ratio is the time of cuBLASLt over ours, round by round. Above 1, ours is faster. "ours" and "best" are the fastest finalists
 of each side.
 
@@ -375,6 +379,7 @@ Examples:
   hgemm bench --suite public --acc f16 --state steady,burst --csv out.csv
   hgemm bench --suite mine.json --arch 90a --record
   hgemm bench --m 512 --n 3072 --k 768 --bias row --activation gelu
+  hgemm bench --m 512 --n 28672 --k 4096 --epilogue "silu(gate) * up"
 """
 
 
@@ -404,6 +409,7 @@ def bench_command(
     opened, selection = Library(library), Selection(arch=arch, tile=tile, kernels=kernels, where=where)
     note_left_out(opened, selection, symbols)
     names = choose(opened, symbols, selection)
+    options["epilogue"] = epilogue.resolved(options["epilogue"], Path())
     ctx.exit(bench([open_kernel(opened, name, code) for name in names], options, library))
 
 

@@ -140,6 +140,8 @@ class CublasLt:
 
     def operation(self, work: Work, bias: int) -> ctypes.c_void_p:
         """Describe D^T = op(B) op(A) and its epilogue. A bias has one element per row of D^T, which is a column of D."""
+        if work.parsed:
+            raise UnsupportedError(f"cuBLASLt does not compute {work.parsed.formula}: its time is not measured")
         if work.activation not in _EPILOGUES or work.bias == "column":
             raise UnsupportedError(f"cuBLASLt has no epilogue for{work.epilogue}: its time is not measured")
         scale = "f16" if work.acc == "f16" else "f32"
@@ -251,7 +253,9 @@ class Torch:
         self.torch, self.device, self.name = torch, device, f"torch {torch.__version__}"
 
     def propose(self, work: Work, count: int, bias: int = 0) -> TorchMatmul:
-        """Return torch's only contender."""
+        """Return torch's only contender. Raises UnsupportedError for an expression."""
+        if work.parsed:
+            raise UnsupportedError(f"this baseline does not compute {work.parsed.formula}: its time is not measured")
         return TorchMatmul(self.torch, self.device.ordinal)
 
     def free(self) -> None:

@@ -16,16 +16,19 @@ import numpy as np
 from hgemm.bench.contenders import contender_name, options_to_try, symbol_of
 from hgemm.bench.device import Graph, Stream, Telemetry, Watchdog
 from hgemm.bench.memory_kernel import MemoryKernel, moved_bytes
-from hgemm.bench.operands import POISON, Operands, Pool, copy_bytes_per_s
+from hgemm.bench.operands import POISON, SCALAR, Operands, Pool, copy_bytes_per_s, expression_operands
 from hgemm.bench.protocol import Protocol, Tolerance, abba, block_launches, by_place, fastest, figures, round_times
 from hgemm.bench.results import ratios
 from hgemm.bench.work import Work
 from hgemm.device import Device
 from hgemm.dispatch_table import row_of
 from hgemm.dtypes import DTYPES, decode
+from hgemm.epilogue import PAIR_COLUMNS
+from hgemm.epilogue_reference import Interval, evaluate
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.kernel import Kernel
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, workspace_bytes
+from hgemm.launch_traits import INPUT
 from hgemm.problem import LaunchOptions, Problem
 from hgemm.reference import ACTIVATION_FORMULAS
 from hgemm.selection_query import Target
@@ -131,25 +134,53 @@ class OutputSample:
         self.operands = operands
         work, rng = operands.work, np.random.default_rng(seed)
         self.rows = _some(rng, work.m, ROWS)
-        self.columns = _some(rng, work.n, COLUMNS)
+        self.columns = _some(rng, work.columns_of_d, COLUMNS)
+        self.columns_of_b = self.columns
+        if work.parsed and work.parsed.gated:  # whole blocks of the pair
+            blocks = _some(rng, work.columns_of_d // PAIR_COLUMNS, COLUMNS // PAIR_COLUMNS)
+            self.columns, self.columns_of_b = (
+                (blocks[:, None] * width + np.arange(width)).reshape(-1) for width in (PAIR_COLUMNS, 2 * PAIR_COLUMNS)
+            )
         self.batches = sorted({0, work.batch - 1})
 
     @cached_property
     def exact(self) -> np.ndarray:
         """Return the result in float64, before D is rounded. Shapes: (batches, rows, columns)."""
+        work = self.operands.work
+        return ACTIVATION_FORMULAS[work.activation].function(self._product())
+
+    def _product(self) -> np.ndarray:
+        """Return the sampled elements of the product and its bias. Shapes: (batches, rows, columns of B)."""
         work, along_k = self.operands.work, np.arange(self.operands.work.k)
         found = []
         for batch in self.batches:
             ends = (self.rows, along_k) if work.layout[0] == "t" else (along_k, self.rows)
             a = decode(self.operands.stored("a", batch, *ends), work.dtype_a)
-            ends = (self.columns, along_k) if work.layout[1] == "n" else (along_k, self.columns)
+            ends = (self.columns_of_b, along_k) if work.layout[1] == "n" else (along_k, self.columns_of_b)
             b = decode(self.operands.stored("b", batch, *ends), work.dtype_b)
             found.append((a if work.layout[0] == "t" else a.T) @ (b.T if work.layout[1] == "n" else b))
         product = np.stack(found)
         if work.bias != "none":
             bias = decode(self.operands.bias(), work.dtype_d)
             product = product + (bias[self.columns] if work.bias == "row" else bias[self.rows][:, None])
-        return ACTIVATION_FORMULAS[work.activation].function(product)
+        return product
+
+    @cached_property
+    def expected(self) -> Interval:
+        """Return D of the expression, and the interval of correct results before D is rounded. Shapes: as `exact`."""
+        work = self.operands.work
+        inputs: dict[str, np.ndarray] = {"alpha": np.ones(()), "beta": np.ones(())}
+        for one in work.parsed.operands:
+            if one.kind == "scalar":
+                inputs[one.name] = np.full((), SCALAR)
+                continue
+            rows = self.rows if one.kind == "matrix" else np.zeros(1, np.int64)
+            columns = self.rows if one.kind == "column" else self.columns
+            found = [self.operands.stored(INPUT + one.name, batch, rows, columns) for batch in self.batches]
+            values = decode(np.stack(found), one.of(work.dtype_d))
+            inputs[one.name] = values.swapaxes(1, 2) if one.kind == "column" else values
+        error = Tolerance.of(work.k, work.acc, work.dtype_d).absolute
+        return evaluate(work.parsed, Interval.around(self._product(), error), inputs)
 
     def complaint(self, launch: Launch, side: str = OURS, acc: str = "") -> str:
         """Launch once on the first set and return what is wrong with D, or an empty string.
@@ -166,6 +197,8 @@ class OutputSample:
             return f"{unwritten} elements of D were not written"
         picked = self.rows if len(rows[0]) == work.m else np.arange(len(self.rows))
         values = np.stack([decode(part[np.ix_(picked, self.columns)], work.dtype_d) for part in rows])
+        if work.parsed:
+            return _compare_expression(values, self.expected, work.dtype_d)
         tolerance = Tolerance.of(work.k, acc or work.acc, work.dtype_d)
         if work.activation != "none":  # it may enlarge errors, and makes half of the elements small
             tolerance = tolerance.times(ACTIVATION_LENIENCY)
@@ -206,6 +239,16 @@ def _compare(values: np.ndarray, exact: np.ndarray, tolerance: Tolerance) -> str
     if over or (exact.size > 1000 and not norm <= tolerance.norm):
         return f"{over} of {exact.size} sampled elements exceed the tolerance; relative error norm {norm:.3g}"
     return ""
+
+
+def _compare_expression(values: np.ndarray, expected: Interval, dtype: str) -> str:
+    """Compare with an interval. Where it has no bound, or D's type overflows, any number is right."""
+    with np.errstate(invalid="ignore"):
+        allowed = expected.error + 2 * DTYPES[dtype].roundoff * np.abs(expected.exact) + DTYPES[dtype].roundoff * 1e-3
+        right = np.abs(values - expected.exact) <= allowed
+        free = ~np.isfinite(allowed) | (np.abs(expected.exact) + allowed > DTYPES[dtype].largest)
+    over = int(np.count_nonzero(~(right | free)))
+    return f"{over} of {values.size} sampled elements exceed the bound of the epilogue" if over else ""
 
 
 # ---- Race ------------------------------------------------------------------------------------------------------------
@@ -490,6 +533,7 @@ class BenchContext:
         pools = {name: self.pool(name, getattr(work, f"dtype_{name}")) for name in "ab"}
         if work.bias != "none":
             pools["bias"] = self.pool("a", work.dtype_d)
+        pools |= {INPUT + place.dtype: self.pool("a", place.dtype) for place in expression_operands(work).values()}
         protocol = self.protocol
         min_bytes = int(protocol.l2_multiple * self.device.l2_bytes)
         return Operands(self.stream, work, pools, min_bytes, (protocol.sets_min, protocol.sets_max))

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from hgemm.bench.device import Stream
 from hgemm.bench.work import Work
 from hgemm.dtypes import DTYPES, encode, representable
 from hgemm.errors import DeviceError
-from hgemm.problem import Problem
+from hgemm.launch_traits import INPUT, OUTPUT
+from hgemm.problem import Aux, Problem
 
 POOL_ELEMENTS = 8 * 2097143
 """Eight times a prime. Rows of a matrix start at different places of the pool, and all copies are aligned."""
@@ -80,21 +82,41 @@ def dense(work: Work) -> dict[str, Dense]:
     return {
         "a": Dense(*a, work.batch, work.dtype_a),
         "b": Dense(*b, work.batch, work.dtype_b),
-        "d": Dense(work.m, work.n, work.batch, work.dtype_d),
+        "d": Dense(work.m, work.columns_of_d, work.batch, work.dtype_d),
     }
+
+
+def expression_operands(work: Work) -> dict[str, Dense]:
+    """Return how the inputs of an expression that are no scalars, and its further results, are stored."""
+    if not work.parsed:
+        return {}
+    given = {INPUT + one.name: one for one in work.parsed.operands if one.kind != "scalar"}
+    given |= {OUTPUT + one.name: one for one in work.parsed.outputs}
+    shapes = {
+        "row": (1, work.columns_of_d),
+        "column": (1, work.m),
+        "matrix": (work.m, work.columns_of_d),
+    }
+    return {name: Dense(*shapes[one.kind], work.batch, one.of(work.dtype_d)) for name, one in given.items()}
+
+
+SCALAR = 0.5
+"""The value of all scalars of an expression, except alpha and beta, which are 1."""
 
 
 class Operands:
     """Several sets of a problem's operands, used in turn. Together they exceed the L2 cache several times.
 
     A and B come from different pools. If a row of A equals a column of B, one element of D is as large as k.
-    f16 accumulators round such an element far more than the others. A bias lies at the beginning of the pool `bias`.
+    f16 accumulators round such an element far more than the others. A bias lies at the beginning of the pool `bias`. Inputs of an
+    expression have a pool of each type.
     """
 
     def __init__(
         self, stream: Stream, work: Work, pools: Mapping[str, Pool], min_bytes: int, sets: tuple[int, int]
     ) -> None:
-        self.stream, self.work, self.pools, self.places = stream, work, pools, dense(work)
+        self.stream, self.work, self.pools = stream, work, pools
+        self.places = dense(work) | expression_operands(work)
         if self.bias_elements > POOL_ELEMENTS:
             raise DeviceError(f"{work.key}: a bias of {self.bias_elements:,} exceeds {POOL_ELEMENTS:,} elements")
         set_bytes = sum(place.pitch * place.item for place in self.places.values())
@@ -105,8 +127,8 @@ class Operands:
         end = self.memory
         for name, place in self.places.items():
             self.blocks[name], end = end, end + self.sets * place.pitch * place.item
-            if name != "d":
-                pools[name].fill(self.blocks[name], self.sets * place.pitch)
+            if name != "d" and not name.startswith(OUTPUT):
+                self.pool(name).fill(self.blocks[name], self.sets * place.pitch)
         self.poison()
         stream.synchronize()
 
@@ -119,6 +141,10 @@ class Operands:
         """Return the elements of the bias, as stored."""
         return self.pools["bias"].stored[: self.bias_elements]
 
+    def pool(self, name: str) -> Pool:
+        """Return the pool of an operand: of A, of B, or of the type of an input."""
+        return self.pools[INPUT + self.places[name].dtype if name.startswith(INPUT) else name]
+
     def poison(self) -> None:
         """Fill D of the first set with bits that no kernel writes."""
         place = self.places["d"]
@@ -126,20 +152,37 @@ class Operands:
 
     def problem(self, at: int, workspace: int = 0) -> Problem:
         """Return the problem of one set."""
-        fields: dict[str, int] = {"workspace": workspace}
+        fields: dict[str, Any] = {"workspace": workspace}
         if self.bias_elements:
             fields["bias"] = self.pools["bias"].pointer
         for name, place in self.places.items():
-            fields[name] = self.blocks[name] + at * place.pitch * place.item
-            fields[f"ld{name}"] = place.columns
-            fields[f"batch_stride_{name}"] = place.stride if place.batch > 1 else 0
+            if name in ("a", "b", "d"):
+                fields[name] = self._address(name, at)
+                fields[f"ld{name}"] = place.columns
+                fields[f"batch_stride_{name}"] = place.stride if place.batch > 1 else 0
+        if expression := self.work.parsed:
+            fields["beta"] = float(expression.takes("beta"))
+            fields["aux"] = tuple(
+                Aux(value=SCALAR) if one.kind == "scalar" else self._aux(prefix + one.name, one.kind, at)
+                for prefix, group in ((INPUT, expression.operands), (OUTPUT, expression.outputs))
+                for one in group
+            )
         return Problem(*self.work.extents, **fields, bias_kind=self.work.bias)
 
+    def _address(self, name: str, at: int) -> int:
+        place = self.places[name]
+        return self.blocks[name] + at * place.pitch * place.item
+
+    def _aux(self, name: str, kind: str, at: int) -> Aux:
+        place = self.places[name]
+        leading = place.columns if kind == "matrix" else 0
+        return Aux(self._address(name, at), leading, place.stride if place.batch > 1 else 0)
+
     def stored(self, name: str, batch: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """Return elements of A or B of the first set, as stored. Shapes: (rows, columns)."""
+        """Return elements of A, B or an input of the first set, as stored. Shapes: (rows, columns)."""
         place = self.places[name]
         index = batch * place.stride + rows[:, None].astype(np.int64) * place.columns + columns[None, :]
-        return self.pools[name].at(index)
+        return self.pool(name).at(index)
 
     def free(self) -> None:
         self.stream.device.free(self.memory)

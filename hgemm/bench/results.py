@@ -56,7 +56,7 @@ def line(result: Result) -> str:
     work, it = Work(**result["work"]), row(result)
     name = f"{work.shape} {work.layout}{work.epilogue}"
     if not it["ours"]:
-        why = next(iter(result["refused"].values()), "no variant of this layout and these types")
+        why = next(iter(result["refused"].values()), "no variant of this layout, these types and this epilogue")
         return f"{name:26} {'-':>8}  not measured: {why}"
     spread = it["spread_best"] if it["spread_best"] is not None else 0.0
     parts = [

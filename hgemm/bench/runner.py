@@ -35,6 +35,7 @@ from hgemm.cases import Shape
 from hgemm.device import Device, driver_cuda, open_device
 from hgemm.disk import read_text, require_writable, write_atomically
 from hgemm.dtypes import stored_dtype
+from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
@@ -441,6 +442,12 @@ def protocol_options(protocol: Protocol) -> tuple[Callable[[Function], Function]
 
 _OPTIONS = (
     click.option(
+        "--epilogue",
+        default="",
+        metavar="EPILOGUE",
+        help="Measure the kernels of this epilogue: a formula or FILE.py:FUNCTION, as for `generate`.",
+    ),
+    click.option(
         "--dispatched",
         is_flag=True,
         help="For each problem, measure only the variant that the library selects on this device.",
@@ -511,6 +518,13 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     """
     from hgemm.bench.results import table, write_csv, write_junit
 
+    if kernels and not options["epilogue"] and all(kernel.traits.epilogue for kernel in kernels):
+        formula = kernels[0].traits.epilogue
+        raise RequestError(f'all selected kernels have an epilogue: name it; the first one has --epilogue "{formula}"')
+    if options["record"] and options["epilogue"]:
+        raise RequestError(
+            "--record excludes --epilogue: selection of kernels with an epilogue uses the cost model only"
+        )
     plan = replace(plan_of(kernels, options), record=library if options["record"] else None, **changed)
     for name in _OUTPUT_FILES:
         require_writable(options[name], f"--{name}")
@@ -589,12 +603,21 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
     )
 
 
+def _expression(text: str) -> str:
+    from hgemm.epilogue_language import as_epilogue  # imports `ast` and `inspect`
+
+    found = as_epilogue(text)
+    return found.text if found else NONE
+
+
 def works_of(options: dict[str, Any]) -> list[Work]:
     """Return the problems that the options name, each once per group. Raises RequestError if there are none."""
     given = {"dtype_a": options["dtype"], "dtype_b": options["dtype"], "acc": options["acc"]}
     given["dtype_d"] = options["out"] or stored_dtype(options["dtype"])
     given |= {name: options[name] for name in ("bias", "activation")}
     changed = {name: value for name, value in given.items() if value}
+    if options.get("epilogue"):  # hgemm tune has no such option
+        changed["expression"] = _expression(options["epilogue"])
     works: list[Work] = []
     if options["suite"]:
         works += read_suite(options["suite"], options["group"])

@@ -14,6 +14,7 @@ from hgemm.cases import Shape
 from hgemm.checks import TEXT, fields, integer, text
 from hgemm.disk import read_text
 from hgemm.dtypes import DTYPES, OUTPUTS
+from hgemm.epilogue import NONE, PAIR_COLUMNS, Epilogue, columns_of_d, parse_epilogue
 from hgemm.errors import LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
@@ -40,7 +41,8 @@ WORK = fields(
     optional={
         name: text("|".join(values), f"one of {', '.join(values)}")
         for name, values in (("bias", BIASES), ("activation", ACTIVATIONS))
-    },
+    }
+    | {"expression": TEXT},
 )
 """Form of a problem in result files: `Work.plain`."""
 
@@ -49,6 +51,7 @@ WORK = fields(
 class Work:
     """One problem with dense operands: leading dimensions equal the contiguous extents.
 
+    Fields: `expression` is the text of D's expression, or `none`.
     Shapes: as in hgemm.launch_traits.LaunchTraits, with the same names for layout and types.
     """
 
@@ -64,6 +67,7 @@ class Work:
     group: str = "shapes"
     bias: str = "none"
     activation: str = "none"
+    expression: str = NONE
 
     @property
     def flops(self) -> float:
@@ -81,13 +85,25 @@ class Work:
 
     @property
     def epilogue(self) -> str:
-        """Return the bias and the activation as words, empty if there is none."""
+        """Return the bias and the activation, or the hash of the expression, as words. Empty if there is none."""
         words = [f" bias {self.bias}"] * (self.bias != "none") + [f" {self.activation}"] * (self.activation != "none")
+        words += [f" epilogue {self.parsed.hash}"] if self.parsed else []
         return "".join(words)
 
     @property
+    def parsed(self) -> Epilogue | None:
+        """The expression of D, if there is one."""
+        return parse_epilogue(self.expression)
+
+    @property
+    def columns_of_d(self) -> int:
+        """Columns of D: half of those of B for a gated pair."""
+        return columns_of_d(self.parsed, self.n)
+
+    @property
     def kind(self) -> Kind:
-        return Kind(self.layout, self.dtype_a, self.dtype_b, self.dtype_d, self.acc, self.bias, self.activation)
+        types = (self.dtype_a, self.dtype_b, self.dtype_d, self.acc)
+        return Kind(self.layout, *types, self.bias, self.activation, self.parsed.hash if self.parsed else NONE)
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
@@ -100,13 +116,12 @@ class Work:
     def fits(self, traits: LaunchTraits) -> bool:
         """Return whether a variant computes this problem: same layout, types and epilogue, or a bias that the launch decides."""
         same = all(getattr(traits, name) == getattr(self, name) for name in _COMPARED)
-        return same and traits.bias in (self.bias, LAUNCH) and traits.epilogue is None
+        return same and traits.bias in (self.bias, LAUNCH) and traits.epilogue == self.parsed
 
     def plain(self) -> dict[str, Any]:
-        """Return the problem as a dictionary, without a bias or an activation that it does not have."""
-        return {
-            name: value for name, value in asdict(self).items() if name not in ("bias", "activation") or value != "none"
-        }
+        """Return the problem as a dictionary, without a bias, an activation or an expression that it does not have."""
+        optional = ("bias", "activation", "expression")
+        return {name: value for name, value in asdict(self).items() if name not in optional or value != "none"}
 
     @property
     def transposed(self) -> Work:
@@ -129,6 +144,12 @@ def checked(work: Work) -> Work:
         if getattr(work, name) not in values:
             raise unknown_word(f"{work.group}: {name}", getattr(work, name), values)
     Shape.parse(str(work.shape))
+    if work.parsed and (work.bias, work.activation) != ("none", "none"):
+        raise RequestError(f"an epilogue excludes bias {work.bias} and activation {work.activation}: write them in it")
+    if work.parsed and work.parsed.gated and work.n % (2 * PAIR_COLUMNS):
+        raise RequestError(
+            f"n is {work.n}: for a gated pair, it counts the columns of B; use a multiple of {2 * PAIR_COLUMNS}"
+        )
     return work
 
 
