@@ -101,7 +101,7 @@ def in_lines(document: Mapping[str, Any]) -> str:
         if not isinstance(value, list) or not value or not isinstance(value[0], list | dict):
             return json.dumps(value)
         entries = [json.dumps(one, separators=(",", ":")) for one in value]
-        return "[\n" + ",\n".join(",".join(entries[at : at + 8]) for at in range(0, len(entries), 8)) + "\n]"
+        return "[\n" + ",\n".join(",".join(entries[at : at + 32]) for at in range(0, len(entries), 32)) + "\n]"
 
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {lines(value)}" for name, value in document.items()) + "\n}\n"
 
