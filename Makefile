@@ -47,9 +47,10 @@ ci-example: $(INSTALLED)  ## Run the CI job of examples/ci here: make, check and
 wheels: $(VENV)/.wheels  ## Build wheels of the generator and of the compiled catalog, in build/wheels (WHEELS="--arch 80,90a")
 	$(VENV)/bin/python packaging/build_wheels.py $(WHEELS)
 
-lint: $(INSTALLED)  ## Check style
+lint: $(INSTALLED)  ## Check style, and the types of the package hgemm and of a client
 	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks
 	$(VENV)/bin/ruff format --check generator hgemm tests docs
+	$(VENV)/bin/python -m mypy
 
 docs: $(VENV)/.docs  ## Build the documentation site into build/site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
@@ -66,7 +67,7 @@ $(VENV)/.docs: $(INSTALLED)
 	@touch $@
 
 clean:  ## Remove the virtual environment, caches, and what was built; measurements stay
-	rm -rf $(VENV) $(VENV)-oldest build dist .pytest_cache .ruff_cache .hypothesis examples/c/multiply
+	rm -rf $(VENV) $(VENV)-oldest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis examples/c/multiply
 	rm -rf emitted/failed emitted/index.db* emitted/*/kernel.cubin emitted/*/kernel.ptx emitted/*/record.json
 	@[ ! -e .git ] || git clean -fdXq -e '!/emitted/measurements/' emitted  # kernels that are not shipped
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -161,7 +161,7 @@ def _from_dlpack(array: Any, name: str) -> View:
 # ---- __cuda_array_interface__ ----
 
 
-def _from_interface(interface: dict, name: str) -> View:
+def _from_interface(interface: dict[str, Any], name: str) -> View:
     pointer, readonly = interface["data"]
     kind, size = interface["typestr"][1], int(interface["typestr"][2:])
     # NumPy has no bf16: the type of ml_dtypes, which CuPy uses, is void of two bytes.
@@ -286,7 +286,8 @@ def _torch() -> ArrayAdapter:
 
     def stream(signature: Signature) -> int:
         device = signature[-1]
-        return raw_stream(device) if raw_stream else torch.cuda.current_stream(device).cuda_stream
+        found: int = raw_stream(device) if raw_stream else torch.cuda.current_stream(device).cuda_stream
+        return found
 
     def allocate(device: int, size_bytes: int) -> tuple[int, Any]:
         block = torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{device}")

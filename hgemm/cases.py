@@ -179,10 +179,9 @@ def raster_cases(traits: LaunchTraits) -> list[Case]:
     rows, columns = (tile * count for tile, count in zip((traits.tile_m, traits.tile_n), traits.cluster_shape))
     kind, _, size = traits.raster.partition(":")
     if traits.decides_raster:
-        tall, wide = Shape(4 * rows + 1, columns + 1, 1), Shape(rows + 1, 4 * columns + 1, 1)
         return [
-            Case(tall, once=True, options=LaunchOptions(1, 0, 2)),
-            Case(wide, once=True, options=LaunchOptions(1, 0, -2)),
+            Case(Shape(4 * rows + 1, columns + 1, 1), once=True, options=LaunchOptions(1, 0, 2)),
+            Case(Shape(rows + 1, 4 * columns + 1, 1), once=True, options=LaunchOptions(1, 0, -2)),
         ]
     group = max(int(size), traits.cluster_shape[0]) * traits.tile_m if kind == "group" else 8 * rows
     panel = max(int(size), columns) if kind == "panel" else 8 * columns

@@ -114,12 +114,12 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
 def _thread_contradictions(spec: Mapping[str, Any], threads: int, m: int, n: int, wgmma: bool) -> Iterator[str]:
     if wgmma:
         consumers = WARPGROUP_THREADS * spec.get("consumers", 0)
-        expected = (consumers + WARP_THREADS, consumers + WARPGROUP_THREADS)  # the producer is a warp or a warpgroup
+        expected = [consumers + WARP_THREADS, consumers + WARPGROUP_THREADS]  # the producer is a warp or a warpgroup
     elif spec["copy"] in ("tma", "ldg"):
         return  # the plan decides the producer's threads, and which warps share k
     else:
         warp_m, warp_n = _sizes(spec["warp_tile"], 2)
-        expected = (m // max(1, warp_m) * (n // max(1, warp_n)) * WARP_THREADS,)
+        expected = [m // max(1, warp_m) * (n // max(1, warp_n)) * WARP_THREADS]
     if threads not in expected:
         yield f"launch.threads is {threads}, but the tiles of the spec need {' or '.join(map(str, expected))}"
 

@@ -71,6 +71,11 @@ def _split(arch: str) -> tuple[int, str]:
 Address = int
 
 
+def _text(name: bytes) -> str:
+    """Return a name of the driver, which ends with a 0."""
+    return name.partition(b"\0")[0].decode()
+
+
 def driver() -> Any:
     """Return the module cuda.bindings.driver. Raises DeviceError if it is not installed."""
     try:
@@ -80,7 +85,7 @@ def driver() -> Any:
     return bindings
 
 
-def checked(result: tuple, doing: str, kind: type[DeviceError] = DeviceError) -> Any:
+def checked(result: tuple[Any, ...], doing: str, kind: type[DeviceError] = DeviceError) -> Any:
     """Return the values of a driver call without its status. Raises an error of this kind that says what failed."""
     status, *values = result
     if int(status):
@@ -148,7 +153,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        return self._call("cuDeviceGetName", "name the device", 128, self.handle).partition(b"\0")[0].decode()
+        return _text(self._call("cuDeviceGetName", "name the device", 128, self.handle))
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -165,7 +170,7 @@ class Device:
     @property
     def bus_id(self) -> str:
         """The PCI bus id. NVML finds the device by it, regardless of CUDA_VISIBLE_DEVICES."""
-        return self._call("cuDeviceGetPCIBusId", "find the device", 16, self.handle).partition(b"\0")[0].decode()
+        return _text(self._call("cuDeviceGetPCIBusId", "find the device", 16, self.handle))
 
     @property
     def l2_bytes(self) -> int:
@@ -173,7 +178,7 @@ class Device:
 
     def _attribute(self, name: str) -> int:
         attribute = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return self._call("cuDeviceGetAttribute", f"read {name}", attribute, self.handle)
+        return int(self._call("cuDeviceGetAttribute", f"read {name}", attribute, self.handle))
 
     @staticmethod
     def _call(name: str, doing: str, *arguments: Any) -> Any:
@@ -219,7 +224,7 @@ class Device:
             status, clusters = driver().cuOccupancyMaxActiveClusters(handle, config)
             return size * (clusters if not int(status) and clusters else self.sms // size)
         query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-        return self.sms * self._call(query, fitting, handle, traits.threads, traits.smem_bytes)
+        return self.sms * int(self._call(query, fitting, handle, traits.threads, traits.smem_bytes))
 
     @staticmethod
     def config(traits: LaunchTraits, grid_x: int, stream: int, zeroes: bool = False) -> Any:

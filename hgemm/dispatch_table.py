@@ -223,12 +223,12 @@ def code_match(arch: str, capability: tuple[int, int]) -> int | None:
     return PTX if ptx_runs(arch, capability) else None
 
 
-def _sort_key(found: tuple[LaunchTraits, Mapping[str, Any]]) -> tuple:
+def _sort_key(found: tuple[LaunchTraits, Mapping[str, Any]]) -> tuple[Any, ...]:
     traits, record = found
     return row_order(traits, record["spec"].get("form", "atoms"))
 
 
-def row_order(traits: LaunchTraits, form: str = "atoms") -> tuple:
+def row_order(traits: LaunchTraits, form: str = "atoms") -> tuple[Any, ...]:
     """Return the sort key of rows. If estimates are equal, the taller tile comes first, then form atoms.
 
     Source: benchmarks/data/mma_sync_h200.json: 256x128 is 2 to 3 % faster than 128x256 from 2048 to 8192.
@@ -304,9 +304,9 @@ def _surveys(
     measured: Mapping[ProblemKey, BestKnown], groups: Sequence[Group], rows: Sequence[Row]
 ) -> tuple[Survey, ...]:
     parts: dict[tuple[int, int, int], dict[Extents, BestKnown]] = {}
-    for (capability, sms, kind, *extents), found in sorted(measured.items(), key=lambda item: item[0]):
+    for (capability, sms, kind, m, n, k, batch), found in sorted(measured.items(), key=lambda item: item[0]):
         if capability in TYPICAL:
-            parts.setdefault((capability, sms, kind), {})[tuple(extents)] = found
+            parts.setdefault((capability, sms, kind), {})[m, n, k, batch] = found
     surveys = []
     for (capability, sms, kind), part in parts.items():
         indices = {row.symbol: at for at, row in enumerate(rows) if kind_supports(groups[row.group].kind, kind)}

@@ -291,7 +291,7 @@ def _short(value: float) -> float:
 def as_f32(value: float) -> float:
     """Round a number to f32. Raises: EpilogueError if it is not finite there."""
     try:
-        found = struct.unpack("<f", struct.pack("<f", value))[0]
+        found: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except (OverflowError, struct.error):
         found = math.inf
     if not math.isfinite(found):
@@ -417,7 +417,7 @@ def parse_epilogue(text: str) -> Epilogue | None:
 def has_vectors(text: str) -> bool:
     """Return whether an expression loads more than scalars."""
     found = parse_epilogue(text)
-    return bool(found) and any(one.kind != "scalar" for one in found.inputs)
+    return found is not None and any(one.kind != "scalar" for one in found.inputs)
 
 
 def accumulators_of(text: str) -> int:
@@ -479,7 +479,7 @@ def check_name(name: str) -> None:
         raise EpilogueError(f"no input can be named {name}: it is an argument of a product")
 
 
-def _node(op: str, rest: list, inputs: int, before: Sequence[Node]) -> Node:
+def _node(op: str, rest: list[Any], inputs: int, before: Sequence[Node]) -> Node:
     if op == "constant":
         (value,) = rest
         if type(value) is not float:

@@ -99,9 +99,9 @@ def gradients(epilogue: Epilogue, results: Iterable[int] = (0,)) -> dict[str, Va
             continue
         if node.op in PULLBACKS:
             parts = PULLBACKS[node.op](gradient, node, *node.arguments)
-            for argument, part in zip(node.arguments, parts, strict=True):
-                if part is not None:
-                    given[argument] = given[argument] + part if argument in given else part
+            for argument, pulled in zip(node.arguments, parts, strict=True):
+                if pulled is not None:
+                    given[argument] = given[argument] + pulled if argument in given else pulled
         else:
             name = node.given.name if node.given else node.op
             found[name] = found[name] + gradient if name in found else gradient

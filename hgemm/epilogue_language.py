@@ -308,8 +308,8 @@ def leaky_relu(x: Any, slope: Any = 0.01) -> Value:
 
 def gelu_tanh(x: Any) -> Value:
     """Return the approximation of gelu by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
-    x = _value(x)
-    return x * sigmoid(1.5957691216057308 * (x + 0.044715 * (x * x * x)))
+    at = _value(x)
+    return at * sigmoid(1.5957691216057308 * (at + 0.044715 * (at * at * at)))
 
 
 def hardswish(x: Any) -> Value:
@@ -324,7 +324,7 @@ def clamp(x: Any, low: Any, high: Any) -> Value:
 
 column_sum = column_max = column_sum_squares = _of_columns
 
-FUNCTIONS: Mapping[str, Callable[..., Value]] = {
+FUNCTIONS: Mapping[str, Callable[..., Value | Reduced]] = {
     **{one.__name__: one for one in (minimum, maximum, where, exp, log, tanh, sigmoid, sqrt, rsqrt, erf, softplus)},
     **{one.__name__: one for one in (relu, leaky_relu, gelu, gelu_tanh, silu, hardswish, clamp, f16, bf16, f32)},
     **{one.__name__: one for one in (row_sum, row_max, row_sum_squares)},
@@ -378,10 +378,10 @@ def trace(function: Callable[..., Any]) -> Epilogue:
             f"{code.co_filename}:{code.co_firstlineno}: the first argument is the accumulator; there is none"
         )
     try:
-        found = expression_of(function(*values))
-        if any(value.op == "up" for value in values) and not found.gated:
+        traced = expression_of(function(*values))
+        if any(value.op == "up" for value in values) and not traced.gated:
             raise EpilogueError("the result does not depend on up, the second accumulator")
-        return found
+        return traced
     except (Exception, SystemExit) as error:  # whatever the user's function raises, the message names its line
         raise EpilogueError(f"{code.co_filename}:{_raised_at(error, function)}: {_reason(error)}") from error
 
@@ -562,15 +562,18 @@ class _Text:
 
     def _applied(self, method: str, first: Any, *others: Any) -> Value:
         """Apply an operator. Only a power of two numbers, such as 2 ** 3, needs none of ours."""
-        return getattr(_value(first), method)(*others)
+        applied: Value = getattr(_value(first), method)(*others)
+        return applied
 
     def _called(self, name: str, arguments: list[Any]) -> Value:
         if name not in FUNCTIONS:
             near = closest_words(name, FUNCTIONS)
             hint = f"did you mean {near[0]}?" if near else f"the functions are {', '.join(sorted(FUNCTIONS))}"
             raise EpilogueError(f"an epilogue has no function {name}: {hint}")
+        function: Callable[..., Any] = FUNCTIONS[name]
         try:
-            return FUNCTIONS[name](*arguments)
+            called: Value = function(*arguments)
+            return called
         except TypeError as error:
             raise EpilogueError(f"{name}: {error}") from None
 

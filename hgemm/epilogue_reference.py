@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,10 @@ _TINY = 2.0**-126
 """Results below the normal numbers of f32 may be flushed to 0."""
 _LARGEST = DTYPES["f32"].largest
 _LOG2_E = math.log2(math.e)
+
+
+Elementwise = Callable[..., Any]
+"""A function of numpy on arrays, such as np.less."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Interval:
     @property
     def error(self) -> np.ndarray:
         """The largest distance from the exact value; NaN or infinite without a bound."""
-        return np.maximum(self.high - self.exact, self.exact - self.low)
+        error: np.ndarray = np.maximum(self.high - self.exact, self.exact - self.low)
+        return error
 
     def widened(self, relative: float, absolute: np.ndarray | float = 0.0) -> Interval:
         """Return the interval after an operation with this error. Beyond the largest float there is no bound."""
@@ -88,7 +94,7 @@ def _abs(x: Interval) -> Interval:
     return Interval(np.abs(x.exact), np.where(across, 0.0, np.minimum(low, high)), np.maximum(low, high))
 
 
-def _compared(x: Interval, y: Interval, holds: Callable) -> Condition:
+def _compared(x: Interval, y: Interval, holds: Elementwise) -> Condition:
     """Compare by order: `holds` is np.less or np.less_equal. It is certain if both extremes agree."""
     always, never = holds(x.high, y.low), ~holds(x.low, y.high)
     unknown = np.isnan(x.low) | np.isnan(x.high) | np.isnan(y.low) | np.isnan(y.high)
@@ -114,7 +120,7 @@ def _where(condition: Condition, x: Interval, y: Interval) -> Interval:
 
 
 def _rising(
-    function: Callable, relative: float, absolute: Callable[[np.ndarray], np.ndarray | float] = lambda x: 0.0
+    function: Elementwise, relative: float, absolute: Callable[[np.ndarray], np.ndarray | float] = lambda x: 0.0
 ) -> Callable[[Interval], Interval]:
     """Return an operation that rises with its argument. Its device code has these errors, the second one by the argument."""
 
@@ -127,7 +133,7 @@ def _rising(
     return apply
 
 
-def _smooth(function: Callable, steepest: float, error: float) -> Callable[[Interval], Interval]:
+def _smooth(function: Elementwise, steepest: float, error: float) -> Callable[[Interval], Interval]:
     """Return an operation with a largest slope. Its device code has an absolute error of `error` * (1 + |x|)."""
 
     def apply(x: Interval) -> Interval:
@@ -143,7 +149,8 @@ def _exp(x: Interval) -> Interval:
 
     def end(at: np.ndarray, sign: float) -> np.ndarray:
         value = np.exp(np.minimum(at, 700.0))
-        return value * (1 + sign * (2.0**-22 + F32_ROUND + 2 * np.abs(at) * _F32_CUT)) + sign * _TINY
+        value = value * (1 + sign * (2.0**-22 + F32_ROUND + 2 * np.abs(at) * _F32_CUT)) + sign * _TINY
+        return np.asarray(value)
 
     return Interval(np.exp(x.exact), end(x.low, -1.0), end(x.high, 1.0)).widened(0.0)
 
@@ -156,7 +163,8 @@ def _log(x: Interval) -> Interval:
 
 
 def _log_error(y: np.ndarray) -> np.ndarray:
-    return 2.0**-22 + np.abs(y) * (2.0**-22 + _F32_CUT)
+    error: np.ndarray = 2.0**-22 + np.abs(y) * (2.0**-22 + _F32_CUT)
+    return error
 
 
 def _sqrt(x: Interval) -> Interval:
@@ -174,7 +182,8 @@ def _sigmoid_of(x: np.ndarray) -> np.ndarray:
 
 
 def _softplus_of(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
+    value: np.ndarray = np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
+    return value
 
 
 def _by_element(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
@@ -200,7 +209,7 @@ def _rounded_to(dtype: str) -> Callable[[Interval], Interval]:
     return apply
 
 
-OPERATIONS: dict[str, Callable] = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "add": lambda x, y: Interval(x.exact + y.exact, x.low + y.low, x.high + y.high).rounded(),
     "sub": lambda x, y: Interval(x.exact - y.exact, x.low - y.high, x.high - y.low).rounded(),
     "mul": _mul,
@@ -238,7 +247,7 @@ gelu and silu: see ACTIVATION_FORMULAS in hgemm/reference.py.
 """
 
 
-def _ends(function: Callable, x: Interval, y: Interval) -> Interval:
+def _ends(function: Elementwise, x: Interval, y: Interval) -> Interval:
     return Interval(function(x.exact, y.exact), function(x.low, y.low), function(x.high, y.high))
 
 
@@ -275,7 +284,7 @@ def evaluate_all(epilogue: Epilogue, accumulator: Interval, inputs: Mapping[str,
             elif node.op == "input":
                 found.append(Interval.around(np.asarray(inputs[epilogue.inputs[node.arguments[0]].name], np.float64)))
             elif node.op == "constant":
-                found.append(Interval.around(np.float64(as_f32(node.value))))
+                found.append(Interval.around(np.asarray(as_f32(node.value), np.float64)))
             else:
                 found.append(OPERATIONS[node.op](*(found[one] for one in node.arguments)))
         shape = accumulators["acc"].exact.shape
@@ -286,7 +295,7 @@ def evaluate_all(epilogue: Epilogue, accumulator: Interval, inputs: Mapping[str,
         return tuple(_reduced(one, reduce) if reduce else one for one, reduce in zip(results, reductions))
 
 
-def _where_bounded(found: Interval, shape: tuple[int, ...]) -> Interval:
+def _where_bounded(found: Any, shape: tuple[int, ...]) -> Interval:
     exact, low, high = (np.broadcast_to(one, shape) for one in (found.exact, found.low, found.high))
     bounded = np.isfinite(exact) & np.isfinite(low) & np.isfinite(high)
     return Interval(*(np.where(bounded, one, np.nan) for one in (exact, low, high)))

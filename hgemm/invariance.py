@@ -89,8 +89,9 @@ def order_clocks(row: Row, order: KOrder, query: SelectionQuery, target: Target)
 
 def has_order(options: LaunchOptions | None, row: Row, order: KOrder) -> bool:
     """Return whether a launch with options adds k as an order does. Whole tiles among split ones may not."""
-    whole_too = options is not None and (options.whole_tiles == 0 or bool(row.serial_parts))
-    return whole_too and options.splits == order.splits
+    if options is None:
+        return False
+    return (options.whole_tiles == 0 or bool(row.serial_parts)) and options.splits == order.splits
 
 
 def _has_workspace(row: Row, options: LaunchOptions, query: SelectionQuery) -> bool:

@@ -166,7 +166,7 @@ class _Stored:
     leading: int
     batch_stride: int
 
-    def fields(self, name: str) -> dict[str, int]:
+    def fields(self, name: str) -> dict[str, Any]:
         """Return the fields of a Problem."""
         return {name: self.pointer, f"ld{name}": self.leading, f"batch_stride_{name}": self.batch_stride}
 
@@ -210,7 +210,10 @@ def problem_of(
     b = _stored(traits, views["B"], "B", contiguous=-2 if traits.b_k_major else -1, align=traits.align_b)
     d = _stored(traits, views["D"], "D", contiguous=-1, align=traits.align_d)
     problem = Problem(
-        *(m, n, k, batch),
+        m,
+        n,
+        k,
+        batch,
         **a.fields("a"),
         **b.fields("b"),
         **d.fields("d"),
@@ -510,7 +513,8 @@ class Launcher:
             or self._has_outputs
         ):  # the ranges overlap, but D may lie between the rows of another matrix: check exactly
             aux = tuple(replace(one, pointer=at) for one, at in zip(self.problem.aux, inputs))
-            given = replace(self.problem, **dict(zip(_NAMES, addresses)), aux=aux)
+            fields: dict[str, Any] = dict(zip(_NAMES, addresses))
+            given = replace(self.problem, **fields, aux=aux)
             check(given, self.kernel.traits, self.workspace_size)
         _ADDRESSES.pack_into(slot.problem, 0, *addresses[:6])
         for at, address in enumerate(inputs):
@@ -544,7 +548,7 @@ class Launcher:
 class _Slot:
     """The arguments and attributes of one launch. One thread uses it at a time."""
 
-    def __init__(self, packed: bytes, config: object, stream: int, maps: bool) -> None:
+    def __init__(self, packed: bytes, config: Any, stream: int, maps: bool) -> None:
         self.config, self.stream, self.handle, self.overlap = config, stream, config.hStream, True
         self.problem = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
         self.maps = ctypes.create_string_buffer(MAP_BYTES * len(OPERANDS))

@@ -225,7 +225,7 @@ def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
         yield "bias is given, but the variant adds none: generate one with --bias row or column"
     operands = traits.epilogue.operands if traits.epilogue else ()
     if len(problem.aux) != len(operands) + len(traits.outputs):
-        names = ", ".join(one.name for one in (*operands, *traits.outputs))
+        names = ", ".join([*(one.name for one in operands), *(one.name for one in traits.outputs)])
         yield f"the problem has {len(problem.aux)} inputs and outputs of an expression: the variant takes {names or 'none'}"
     for one, aux in zip(operands, problem.aux):
         if one.kind == "scalar" and DTYPES["f32"].largest < abs(aux.value) < float("inf"):

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from os import PathLike
 from pathlib import Path
@@ -450,7 +450,7 @@ class Library:
                 epilogue,
                 {"bias": bias, "c": c, "activation": activation},
                 inputs or {},
-                (alpha, beta, "none", precision, batch_invariant, cublas_order),
+                MatmulOptions(alpha, beta, "none", precision, batch_invariant, cublas_order),
             )
         if inputs:
             raise ProblemError("inputs are those of an epilogue: pass it, too")
@@ -462,7 +462,12 @@ class Library:
         )
 
     def _matmul_expression(
-        self, given: tuple, epilogue: Any, beside: Mapping[str, Any], inputs: Mapping[str, Any], options: tuple
+        self,
+        given: tuple[Any, ...],
+        epilogue: Any,
+        beside: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        options: MatmulOptions,
     ) -> Any:
         """Launch the variant of an expression. `beside` are arguments that the expression may take, too."""
         from hgemm.epilogue_language import as_epilogue  # most programs need no tracer
@@ -477,13 +482,13 @@ class Library:
             raise ProblemError(
                 f"the epilogue has no {', '.join(sorted(unknown))}: its inputs are {', '.join(names) or 'none'}"
             )
-        whole = MatmulOptions(*options, expression.text, tuple(sorted(numbers.items())))
-        a, b, out, *others = given
+        whole = replace(options, epilogue=expression.text, scalars=tuple(sorted(numbers.items())))
+        a, b, out, workspace, stream = given
         if out is None:
             out = empty_product(a, b, expression)
         d, further = split_results(expression, out)
         operands = {INPUT + name: arrays.get(name) for name in names} | further
-        self._launch_cache.run_expression(a, b, d, *others, whole, operands)
+        self._launch_cache.run_expression(a, b, d, workspace, stream, whole, operands)
         return out
 
     def plan(

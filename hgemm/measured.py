@@ -208,7 +208,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        return self.header["session"]
+        return str(self.header["session"])
 
 
 # ==== Reading sessions ====

@@ -42,7 +42,7 @@ def _with_note(known: Any, old: str, new: str) -> Any:
     return renamed
 
 
-class Words(click.ParamType):
+class Words(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
     """One of some words, or a list of them with commas. Types may have other spellings, such as fp16."""
 
     name = "words"

@@ -56,7 +56,7 @@ class LaunchOptions:
         whole = f" after {self.whole_tiles} tiles" if self.whole_tiles else ""
         return f"splits={self.splits}{whole} raster={self.raster_tiles}"
 
-    def text(self, splits: bool, raster: bool) -> str:
+    def text(self, splits: bool | int, raster: bool | int) -> str:
         """Return the options as text, with or without the splits and the raster."""
         of_splits, of_raster = str(self).rsplit(" ", 1)
         return " ".join([of_splits] * bool(splits) + [of_raster] * bool(raster))
@@ -224,7 +224,7 @@ class Kind:
         return sum((digit << DIGIT_BITS * place for place, digit in enumerate(digits)), epilogue << EPILOGUE_SHIFT)
 
     @property
-    def words(self) -> dict[str, str]:
+    def words(self) -> dict[str, Any]:
         """The fields that a layer or a measurement names: all but `epilogue`."""
         return {name: getattr(self, name) for name in _WORDS}
 

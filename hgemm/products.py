@@ -115,7 +115,9 @@ class LaunchCache:
         """
         return self._bind((a, b, out, bias, c, workspace))
 
-    def _bind(self, arrays: tuple, inputs: tuple[str, ...] = (), options: Hashable = None) -> Callable[..., Any]:
+    def _bind(
+        self, arrays: tuple[Any, ...], inputs: tuple[str, ...] = (), options: Hashable = None
+    ) -> Callable[..., Any]:
         adapter = ARRAY_ADAPTERS[type(arrays[2])]
         out_signature = adapter.read(arrays[2])
         others = tuple(map(_read, arrays[3:])) if inputs or any(array is not None for array in arrays[3:]) else None
@@ -131,12 +133,13 @@ class LaunchCache:
         return run
 
     def _find(
-        self, given: tuple, arrays: tuple, stream: int, inputs: tuple[str, ...] = ()
+        self, given: tuple[Any, ...], arrays: tuple[Any, ...], stream: int, inputs: tuple[str, ...] = ()
     ) -> tuple[Launcher | None, Addresses]:
         """Return the launcher of a call, None if D is empty, and the addresses to launch it with."""
         (a, *like_a), (b, *like_b), (d, *like_d), others, options = given
         bias = c = workspace = 0
-        more, more_addresses = None, ()
+        more: Hashable = None
+        more_addresses: Sequence[int] = ()
         if others is not None:
             bias, c, workspace, *more_addresses = (read[0] for read in others)
             more = tuple((*read[1:], read[0] & _ALIGN_BITS) for read in others)
@@ -442,9 +445,17 @@ def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterato
     a_words, b_words = _contiguous(views["A"], "A", "tn"), _contiguous(views["B"], "B", "tn")
     bias = bias_kind_of(views) if "bias" in views else "none"
     epilogue = options.expression.hash if options.expression else NONE
-    types = (*(_multiplied(views[name].dtype, name, options) for name in "AB"), views["D"].dtype)
+    dtype_a, dtype_b = (_multiplied(views[name].dtype, name, options) for name in "AB")
     for letters in product(a_words, b_words):
-        yield Kind("".join(letters), *types, bias=bias, activation=options.activation, epilogue=epilogue)
+        yield Kind(
+            "".join(letters),
+            dtype_a,
+            dtype_b,
+            views["D"].dtype,
+            bias=bias,
+            activation=options.activation,
+            epilogue=epilogue,
+        )
 
 
 def _multiplied(dtype: str, name: str, options: MatmulOptions) -> str:
@@ -500,7 +511,7 @@ def _is_contiguous(matrix: View, axis: int) -> bool:
 
 def _query(kind: Kind, views: Mapping[str, View], options: MatmulOptions, workspace_bytes: int) -> SelectionQuery:
     expression = options.expression
-    request = MatmulRequest(kind, epilogue=expression)
+    request: Any = MatmulRequest(kind, epilogue=expression)  # it has the fields that problem_of reads
     problem = problem_of(request, views, options.alpha, options.beta, dict(options.scalars))
     if expression:
         for name, value, neutral in (("alpha", options.alpha, 1.0), ("beta", options.beta, 0.0)):

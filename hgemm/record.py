@@ -415,19 +415,20 @@ class Record:
 
     @property
     def symbol(self) -> str:
-        return self.data["symbol"]
+        return str(self.data["symbol"])
 
     @property
     def key(self) -> str:
-        return self.data["key"]
+        return str(self.data["key"])
 
     @property
     def arch(self) -> str:
-        return self.data["arch"]
+        return str(self.data["arch"])
 
     @property
     def files(self) -> dict[str, dict[str, Any]]:
-        return self.data["files"]
+        files: dict[str, dict[str, Any]] = self.data["files"]
+        return files
 
     @property
     def source_name(self) -> str:
@@ -468,7 +469,7 @@ def record_digest(data: Mapping[str, Any]) -> str:
 def is_canonical(document: bytes) -> bool:
     """Return whether a document has its hash, and the form of `dump`."""
     line = _HASH_LINE.search(document)
-    return bool(line) and line[1].decode() == _written_digest(document)
+    return line is not None and line[1].decode() == _written_digest(document)
 
 
 def _canonical(data: Mapping[str, Any]) -> str:

@@ -44,6 +44,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +85,7 @@ class Reference:
         """Return the largest error that is allowed: the bound, and the rounding to D. f32 results are not rounded again."""
         if self.dtype_d == "f32":
             return self.bound
-        return self.bound + _half_ulp(found, np.abs(self.values) < np.abs(found), DTYPES[self.dtype_d])
+        return np.asarray(self.bound + _half_ulp(found, np.abs(self.values) < np.abs(found), DTYPES[self.dtype_d]))
 
     def error_ratio(self, found: np.ndarray) -> np.ndarray:
         """Return the ratio of each error to its limit. Up to 1, an exact result within the bound rounds to the one found."""
@@ -152,7 +153,7 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
         at = np.arange(operands.batch) % len(product)
         product, error = product[at], error[at]
     if traits.epilogue:
-        scalars = {"alpha": np.float32(operands.alpha), "beta": np.float32(operands.beta)}
+        scalars = {"alpha": np.asarray(operands.alpha, np.float32), "beta": np.asarray(operands.beta, np.float32)}
         return apply_expression(traits, product, error, {**scalars, **inputs})
     return apply_epilogue(traits, product, error, operands.alpha, operands.beta, c, bias)
 
@@ -177,7 +178,8 @@ def _unread_error(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> np.ndar
         return None
     exact = a @ b
     ways = itertools.product((truncated, representable), repeat=2)
-    return np.maximum.reduce([np.abs(take(a, traits.dtype_a) @ also(b, traits.dtype_b) - exact) for take, also in ways])
+    errors = [np.abs(take(a, traits.dtype_a) @ also(b, traits.dtype_b) - exact) for take, also in ways]
+    return np.asarray(np.maximum.reduce(errors))
 
 
 def _is_exact(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> bool:
@@ -213,7 +215,7 @@ class _Sum:
     def error(self) -> np.ndarray:
         """Return the bound of the error."""
         likely = np.abs(self.bias) + CONFIDENCE * np.sqrt(self.variance)
-        return np.minimum(likely, self.worst) * _SECOND_ORDER + _TINY
+        return np.asarray(np.minimum(likely, self.worst) * _SECOND_ORDER + _TINY)
 
 
 def _split(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> _Sum:
@@ -249,7 +251,8 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
     """
     shared, group = traits.grid_rule == "stream_k", group_of(traits)
     fraction = 2.0 ** -(25 if traits.arch_number < 90 else 26)  # half of the lowest bit of an aligned product
-    low = high = np.float64(0)  # smallest and largest sum at which a new accumulator may start
+    low: Any = 0.0
+    high: Any = 0.0  # smallest and largest sum at which a new accumulator may start
     least = most = np.float64(0)  # smallest and largest sum of a k-tile that comes before others
     if shared and traits.last_k_tile_first and last - first > traits.tile_k:
         for at, end in steps_of(traits, first, last, traits.tile_k):
@@ -296,7 +299,7 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
         worst += (end - at + 4 * groups) * unit
         rounded = (
             end - at
-            if a_fine is None
+            if a_fine is None or b_fine is None
             else np.minimum(np.sqrt(2 * unit) * (a_fine[:, :, at:end] @ b_fine[:, at:end]), end - at)
         )
         unit *= unit
@@ -353,7 +356,7 @@ class ActivationFormula:
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * np.frompyfunc(math.erfc, 1, 1)(-x * math.sqrt(0.5)).astype(np.float64)
+    return 0.5 * x * np.asarray(np.frompyfunc(math.erfc, 1, 1)(-x * math.sqrt(0.5)), np.float64)
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
@@ -403,7 +406,7 @@ def apply_epilogue(
     """Return activation(alpha * product + beta * C + bias), and the bound before D is rounded."""
     alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
     x, largest = alpha * product, abs(alpha) * (np.abs(product) + error)
-    roundings = not _is_power_of_two(alpha)
+    roundings = int(not _is_power_of_two(alpha))
     if c is not None and beta != 0:
         x, largest = x + beta * c, largest + np.abs(beta * c)
         roundings += 1 + (not _is_power_of_two(beta))
@@ -422,6 +425,7 @@ def apply_expression(
     traits: LaunchTraits, product: np.ndarray, error: np.ndarray, inputs: Mapping[str, np.ndarray]
 ) -> Reference:
     """Return the results of a kernel's expression with their bounds. Where there is no bound, the value is NaN, and any passes."""
+    assert traits.epilogue is not None
     d, *further = evaluate_all(traits.epilogue, Interval.around(product, error), inputs)
     outputs = (_bounded(one, output.of(traits.dtype_d)) for one, output in zip(further, traits.epilogue.outputs))
     return replace(_bounded(d, traits.dtype_d), outputs=tuple(outputs))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hgemm.device import Device
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import NONE, Epilogue
+from hgemm.epilogue import NONE, Epilogue, Input, Output
 from hgemm.errors import RequestError
 from hgemm.gpus import TYPICAL
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, VECTOR_BYTES
@@ -123,7 +124,8 @@ class SelectionQuery:
         if p.beta:
             ldc, stride = p.ldc if p.m > 1 else 0, p.batch_stride_c if p.batch > 1 else 0
             align["d"] = min(align["d"], _align(p.c, size["d"], ldc | stride))
-        for one, aux in zip((*epilogue.operands, *epilogue.outputs) if epilogue else (), p.aux):
+        named: tuple[Input | Output, ...] = (*epilogue.operands, *epilogue.outputs) if epilogue else ()
+        for one, aux in zip(named, p.aux):
             if one.kind == "matrix":
                 align["d"] = min(align["d"], _align_of_input(aux, DTYPES[one.of(kind.dtype_d)].bytes, p))
         widest = max(size[name] * max(leading[name], strides[name]) for name in "abd")
@@ -161,7 +163,7 @@ def with_dense_strides(problem: Problem, kind: Kind) -> Problem:
         "c": (p.m, p.n),
         "d": (p.m, p.n),
     }
-    leading = {f"ld{name}": getattr(p, f"ld{name}") or columns for name, (_, columns) in stored.items()}
+    leading: dict[str, Any] = {f"ld{name}": getattr(p, f"ld{name}") or columns for name, (_, columns) in stored.items()}
     filled = replace(p, **leading)
     if p.batch > 1 and not p.batch_stride_d:
         filled = replace(filled, batch_stride_d=p.m * filled.ldd)

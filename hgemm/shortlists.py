@@ -136,7 +136,8 @@ class RegionShortlists:
         """Return hgemm.octave_grid.Corrections.factors as an array, with FACTOR_ONE for unmeasured variants."""
         weights = np.exp(-(np.abs(self._points - at) @ (ROWS_WEIGHT, 1, 1, ROWS_WEIGHT)) / DECAY_DISTANCE)
         exponents = weights @ self._logs / (weights @ self._measured + ESTIMATE_WEIGHT)
-        return np.clip(np.rint(FACTOR_ONE * np.exp(exponents)), MIN_FACTOR, MAX_FACTOR)
+        factors: np.ndarray = np.clip(np.rint(FACTOR_ONE * np.exp(exponents)), MIN_FACTOR, MAX_FACTOR)
+        return factors
 
     def estimates(self, problems: np.ndarray, straddling: int = 0) -> np.ndarray:
         """Return the estimated times, inf for unsupported problems.
@@ -186,7 +187,8 @@ def _part(r: Columns, at: np.ndarray) -> Columns:
 def _tiles(r: Columns, extents: np.ndarray) -> np.ndarray:
     m, n, _, batch = extents
     clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
-    return clusters * r["cluster_m"] * r["cluster_n"] * batch
+    tiles: np.ndarray = clusters * r["cluster_m"] * r["cluster_n"] * batch
+    return tiles
 
 
 def _clocks(r: Columns, extents: np.ndarray, straddling: int, splits: Any, whole: Any) -> np.ndarray:
@@ -218,7 +220,8 @@ def _clocks(r: Columns, extents: np.ndarray, straddling: int, splits: Any, whole
     memory = r["dram_start_clocks"] + kib * r["dram_mib_clocks"] // 1024 + l2
     longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
     added = (r["split_clocks"] + splits * r["partial_clocks"]) * shared
-    return r["launch_clocks"] + added + longer + np.maximum(shorter // 2 - longer // 8, 0)
+    clocks: np.ndarray = r["launch_clocks"] + added + longer + np.maximum(shorter // 2 - longer // 8, 0)
+    return clocks
 
 
 def _usable(row: Row, match: int | None, best: int | None, target: Target) -> bool:

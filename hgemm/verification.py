@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,10 +77,10 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
         align = aux_align(traits, dtype) if one.kind == "matrix" else 1
         shape = {"scalar": (1, 1), "row": (1, n), "column": (1, s.m), "matrix": (s.m, n)}[one.kind]
         extents[INPUT + one.name] = (shape, dtype, align)
-    for one in traits.outputs:
-        dtype = one.of(traits.dtype_d)
-        shape, align = ((1, s.m), 1) if one.reduce else ((s.m, n), aux_align(traits, dtype))
-        extents[OUTPUT + one.name] = (shape, dtype, align)
+    for output in traits.outputs:
+        dtype = output.of(traits.dtype_d)
+        shape, align = ((1, s.m), 1) if output.reduce else ((s.m, n), aux_align(traits, dtype))
+        extents[OUTPUT + output.name] = (shape, dtype, align)
     inputs, matrices = (
         [name for name in extents if name.startswith((INPUT, OUTPUT))],
         [INPUT + one.name for one in traits.matrices],
@@ -124,9 +124,10 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
     numbers with all digits. In loose cases they are rounded to the stored type; otherwise to the precision that tensor
     cores read. These differ for tf32.
     """
-    make = _integers if kind == "integer" else _normals
     s = case.shape
-    make = _tile_sums if kind == "integer" and traits.acc == "f16_promoted" else make
+    make: Callable[..., list[np.ndarray]] = _integers if kind == "integer" else _normals
+    if kind == "integer" and traits.acc == "f16_promoted":
+        make = _tile_sums
     many = {name: min(_batch(case, name), _DISTINCT_MATRICES) for name in "ab"}
     a, b = make(rng, traits, s.k, (many["a"], s.m, s.k), (many["b"], s.k, s.n))
     bias_kind = bias_of_case(traits, case)
@@ -352,7 +353,7 @@ class Operand(Buffer):
     @staticmethod
     def unwritten(found: np.ndarray) -> np.ndarray:
         """Return for each element whether it still holds the canary."""
-        return np.all(found.view("<u2").reshape(*found.shape, -1) == CANARY, axis=-1)
+        return np.asarray(np.all(found.view("<u2").reshape(*found.shape, -1) == CANARY, axis=-1))
 
 
 class SparseOperand(Operand):
@@ -366,8 +367,8 @@ class SparseOperand(Operand):
         self.guard_bytes = min(guard_bytes, SPARSE_GUARD_BYTES)
         self.front_bytes = self.guard_bytes + (align_bytes or layout.align * item)
         self.size_bytes = layout.elements * item
-        window = 2 * self.guard_bytes + layout.columns * item
-        self.before = np.full((layout.batch * layout.rows, window), 0xFF, np.uint8)
+        self.window_bytes = 2 * self.guard_bytes + layout.columns * item
+        self.before = np.full((layout.batch * layout.rows, self.window_bytes), 0xFF, np.uint8)
         self.blank = True
         self.block = device.allocate(self.front_bytes + self.size_bytes + self.guard_bytes)
         self.pointer = self.block + self.front_bytes
@@ -382,12 +383,12 @@ class SparseOperand(Operand):
 
     def upload(self) -> None:
         for address, at in self._windows():
-            self.device.upload(address, self.before[at].ctypes.data, self.before.shape[1])
+            self.device.upload(address, self.before[at].ctypes.data, self.window_bytes)
 
     def download(self) -> np.ndarray:
         after = np.empty_like(self.before)
         for address, at in self._windows():
-            self.device.download(after[at].ctypes.data, address, self.before.shape[1])
+            self.device.download(after[at].ctypes.data, address, self.window_bytes)
         return after
 
     def matrices(self, memory: np.ndarray) -> np.ndarray:
@@ -476,7 +477,7 @@ def verify(
     case: Case,
     device: Device,
     options: CheckOptions = CheckOptions(),
-    allocating: Callable[[], AbstractContextManager] = nullcontext,
+    allocating: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Check:
     """Check one case with each kind of data. The first failure is the reason. Memory is allocated within `allocating`.
 
@@ -507,9 +508,9 @@ class Trial:
     def __init__(self, kernel: Kernel, case: Case, device: Device, options: CheckOptions, kind: str) -> None:
         self.kernel, self.case, self.device, self.options, self.kind = kernel, case, device, options, kind
         self.traits, self.shape = kernel.traits, case.shape
-        self.launch_options = settled(
-            self.traits, Problem(*astuple(case.shape), options=case.options), LaunchOptions
-        ).options
+        s = case.shape
+        problem = Problem(s.m, s.n, s.k, s.batch, options=case.options)
+        self.launch_options = settled(self.traits, problem, LaunchOptions).options
         rng = np.random.default_rng([options.seed, *f"{case} {kind}".encode()])
         self.operands = draw(self.traits, case, kind, rng)
         self.buffers: dict[str, Operand] = {}
@@ -529,7 +530,7 @@ class Trial:
             with suppress(DeviceError):  # after a fault every call fails: only the first error matters
                 buffer.free()
 
-    def check(self, allocating: Callable[[], AbstractContextManager] = nullcontext) -> Check:
+    def check(self, allocating: Callable[[], AbstractContextManager[None]] = nullcontext) -> Check:
         with allocating():
             self.prepare()
         problem = self.problem()
@@ -638,8 +639,8 @@ class Trial:
         self.found = {}
         for name, buffer in outputs.items():
             self.found[name], wrong = buffer.written(buffer.download())
-            if left := np.count_nonzero(buffer.unwritten(self.found[name])):
-                return found, f"{left} elements of {name} were not written"
+            if count := np.count_nonzero(buffer.unwritten(self.found[name])):
+                return found, f"{count} elements of {name} were not written"
             complaint = complaint or (f"{name}: {wrong}" if wrong else "")
         return found, f"D: {complaint}" if complaint else ""
 
@@ -684,7 +685,7 @@ def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> Ch
     return Check(case, max_error, max_ratio, False, reason)
 
 
-def _index(position: np.ndarray | tuple) -> str:
+def _index(position: Iterable[Any]) -> str:
     batch, row, column = (int(i) for i in position)
     return f"(batch {batch}, row {row}, column {column})"
 

@@ -297,7 +297,7 @@ class Torch(Cuda):
     def detach(self) -> Torch:
         return self
 
-    def new_empty(self, shape: tuple[int, ...]) -> Torch:
+    def new_empty(self, shape: tuple[int, ...], dtype: None = None) -> Torch:
         return Torch(placed(np.zeros(shape, self.array.dtype)))
 
     def __dlpack__(self, *, stream: int):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,7 +17,7 @@ from hgemm.locations import existing_library
 @click.option("--library", type=click.Path(path_type=Path, file_okay=False), default=existing_library, metavar="DIR")
 @click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
 @bench_options
-def command(library: Path, kernels: str, **options) -> int:
+def command(library: Path, kernels: str, **options: Any) -> int:
     """Time the variants of a library next to cuBLASLt. `hgemm bench --help` explains how."""
     return bench(read_kernels(library, kernels), options, library)
 

@@ -204,9 +204,9 @@ class Proposals:
     def bind(self, algorithm: Heuristic, problem: Problem, stream: int) -> Callable[[], None]:
         """Return a function that launches one algorithm on a problem's addresses. It raises CublasError on failure."""
         lay, lt = self.layouts, self.lt
-        arguments = (lt.handle, self.operation, self.one, problem.b, lay["b"], problem.a, lay["a"], self.zero)
-        arguments += (problem.d, lay["d"], problem.d, lay["d"], ctypes.byref(algorithm), lt.workspace)
-        return lambda: lt.ok("cublasLtMatmul", *arguments, WORKSPACE_BYTES, stream)
+        inputs = (lt.handle, self.operation, self.one, problem.b, lay["b"], problem.a, lay["a"], self.zero)
+        rest = (problem.d, lay["d"], problem.d, lay["d"], ctypes.byref(algorithm), lt.workspace)
+        return lambda: lt.ok("cublasLtMatmul", *inputs, *rest, WORKSPACE_BYTES, stream)
 
     def free(self) -> None:
         for layout in self.layouts.values():
@@ -319,13 +319,14 @@ class TorchMatmul:
     def _activation(self, name: str) -> Callable[[Any], Any]:
         """Return a function that applies an activation in place."""
         aten, functional = self.torch.ops.aten, self.torch.nn.functional
-        return {
+        functions: dict[str, Callable[[Any], Any]] = {
             "none": lambda d: d,
             "relu": self.torch.relu_,
             "gelu": lambda d: aten.gelu.out(d, out=d),
             "silu": lambda d: functional.silu(d, inplace=True),
             "leaky_relu": lambda d: functional.leaky_relu(d, 0.01, inplace=True),
-        }[name]
+        }
+        return functions[name]
 
     def _dtype(self, dtype: str) -> Any:
         return {"f16": self.torch.float16, "bf16": self.torch.bfloat16, "f32": self.torch.float32}[stored_dtype(dtype)]

@@ -44,7 +44,7 @@ def options_to_try(
     estimated = sorted(candidate_options(row, query, target), key=lambda one: launch_clocks(row, query, target, one))
     others = [replace(one, raster_tiles=default.raster_tiles) for one in estimated]
     unsplit = [one for one in others if one.splits == 1]
-    first = [known] if known and usable(known, row, query) else []
+    first: list[LaunchOptions | None] = [known] if known and usable(known, row, query) else []
     return list(dict.fromkeys([*first, default, *unsplit, *others]))[:count]
 
 

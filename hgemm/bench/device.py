@@ -189,15 +189,16 @@ class Telemetry:
         self._thread: threading.Thread | None = None
 
     @staticmethod
-    def _open(bus_id: str):
-        for kind in (_Nvml, _NvidiaSmi):
+    def _open(bus_id: str) -> _Nvml | _NvidiaSmi | None:
+        kinds: tuple[type[_Nvml] | type[_NvidiaSmi], ...] = (_Nvml, _NvidiaSmi)
+        for kind in kinds:
             try:
                 return kind(bus_id)
             except Exception:  # try the next source; without one there is no telemetry
                 continue
         return None
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         """Return driver version, clock and power limits, and current state. Empty without a telemetry source."""
         if not self.source:
             return {}
@@ -216,7 +217,7 @@ class Telemetry:
 
     def start(self) -> None:
         if self.source and self._thread is None:
-            self._thread = threading.Thread(target=self._loop, daemon=True)
+            self._thread = threading.Thread(target=self._loop, args=(self.source,), daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -224,22 +225,22 @@ class Telemetry:
             self._halt.set()
             self._thread.join(timeout=5)
 
-    def _loop(self) -> None:
+    def _loop(self, source: _Nvml | _NvidiaSmi) -> None:
         while not self._halt.wait(self.period_s):
             try:
-                self.samples.append(self.source.sample())
+                self.samples.append(source.sample())
             except Exception:  # a failed sample must not end a measurement
                 continue
 
-    def between(self, begin_s: float, end_s: float) -> dict | None:
+    def between(self, begin_s: float, end_s: float) -> dict[str, Any] | None:
         return self.within([(begin_s, end_s)])
 
-    def within(self, spans: Sequence[tuple[float, float]]) -> dict | None:
+    def within(self, spans: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
         """Summarize the samples of several intervals together."""
         return summarise([one for one in self.samples if any(begin <= one.time_s <= end for begin, end in spans)])
 
 
-def summarise(samples: list[TelemetrySample]) -> dict | None:
+def summarise(samples: list[TelemetrySample]) -> dict[str, Any] | None:
     """Return medians and extremes of samples, or None without samples."""
     if not samples:
         return None

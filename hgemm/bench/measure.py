@@ -41,8 +41,10 @@ OURS, BASELINE = "ours", "baseline"
 class Contender(typing.Protocol):
     """One way to compute a problem. `bind` returns one launch per set of operands. It may load code but not wait."""
 
-    name: str
     side: str
+
+    @property
+    def name(self) -> str: ...
 
     def bind(self, operands: Operands, stream: int) -> list[Launch]: ...
 
@@ -52,7 +54,8 @@ class Contender(typing.Protocol):
 class Proposed(typing.Protocol):
     """The contenders that a baseline proposes for one problem, its first choice first."""
 
-    contenders: list[Contender]
+    @property
+    def contenders(self) -> Sequence[Contender]: ...
 
     def free(self) -> None: ...
 
@@ -168,9 +171,10 @@ class OutputSample:
     @cached_property
     def expected(self) -> Interval:
         """Return D of the expression, and the interval of correct results before D is rounded. Shapes: as `exact`."""
-        work = self.operands.work
+        work, expression = self.operands.work, self.operands.work.parsed
+        assert expression is not None
         inputs: dict[str, np.ndarray] = {"alpha": np.ones(()), "beta": np.ones(())}
-        for one in work.parsed.operands:
+        for one in expression.operands:
             if one.kind == "scalar":
                 inputs[one.name] = np.full((), SCALAR)
                 continue
@@ -180,7 +184,7 @@ class OutputSample:
             values = decode(np.stack(found), one.of(work.dtype_d))
             inputs[one.name] = values.swapaxes(1, 2) if one.kind == "column" else values
         error = Tolerance.of(work.k, work.acc, work.dtype_d).absolute
-        return evaluate(work.parsed, Interval.around(self._product(), error), inputs)
+        return evaluate(expression, Interval.around(self._product(), error), inputs)
 
     def complaint(self, launch: Launch, side: str = OURS, acc: str = "") -> str:
         """Launch once on the first set and return what is wrong with D, or an empty string.
@@ -228,7 +232,7 @@ def _some(rng: np.random.Generator, extent: int, count: int) -> np.ndarray:
 
 def _poisoned(stored: np.ndarray) -> np.ndarray:
     word = int.from_bytes(bytes([POISON]) * stored.itemsize, "little")
-    return stored.view(f"<u{stored.itemsize}") == word
+    return np.asarray(stored.view(f"<u{stored.itemsize}") == word)
 
 
 def _compare(values: np.ndarray, exact: np.ndarray, tolerance: Tolerance) -> str:
@@ -317,7 +321,7 @@ class Race:
         if once_ms > self.protocol.screen_ms:
             return once_ms
         some = [launches[at % len(launches)] for at in range(_FIRST_LAUNCHES)]
-        return self.stream.timed(lambda: [launch() for launch in some])() / len(some)
+        return self.stream.timed(partial(_run_all, some))() / len(some)
 
     def require_context(self, name: str) -> None:
         """Raise LostDevice if a contender's launches have ended the context."""
@@ -366,7 +370,7 @@ class Race:
         for at in range(count):
             for name in names[:: -1 if at % 2 else 1]:
                 graph = self._short[name]
-                wait = self.stream.timed(lambda graph=graph: self.stream.replay(graph))
+                wait = self.stream.timed(partial(self.stream.replay, graph))
                 samples[name].append(wait() / graph.launches)
         return without_memory(samples)
 
@@ -394,7 +398,7 @@ class Race:
 
     def _turn(self, name: str, first: int, count: int) -> list[Launch]:
         memory = self._memory.launch if self._memory else None
-        if name == MEMORY:
+        if name == MEMORY and memory:
             return [memory] * count
         launches = [self.launches[name][(first + at) % len(self.launches[name])] for at in range(count)]
         return [partial(_in_turn, memory, launch) for launch in launches] if memory else launches
@@ -481,6 +485,11 @@ class Race:
         self._graphs, self._short = {}, {}
 
 
+def _run_all(launches: Iterable[Launch]) -> None:
+    for launch in launches:
+        launch()
+
+
 def _in_turn(memory: Launch, launch: Launch) -> None:
     memory()
     launch()
@@ -525,6 +534,10 @@ class BenchContext:
             self.pools[name, dtype] = Pool(self.stream, dtype, self.seed + "ab".index(name))
         return self.pools[name, dtype]
 
+    def free_pools(self) -> None:
+        for pool in self.pools.values():
+            quietly(pool.free)
+
     def memory_kernel(self, work: Work) -> MemoryKernel:
         """Return the kernel that runs between products of a problem in the state `model`."""
         return MemoryKernel(self.stream, self.pool("a", work.dtype_a), moved_bytes(work, self.protocol.duty))
@@ -548,7 +561,7 @@ def open_context(device: Device, protocol: Protocol, seed: int, watchdog: Watchd
     telemetry.start()
     stack.callback(telemetry.stop)
     context = BenchContext(device, stream, protocol, telemetry, seed, watchdog)
-    stack.callback(lambda: [quietly(pool.free) for pool in context.pools.values()])
+    stack.callback(context.free_pools)
     return context
 
 
@@ -654,7 +667,7 @@ def _measured(
         result["alone"] = {name: context.telemetry.within(race.spans[name]) for name in names}
     if race.turns:
         result["turns_us"] = {name: by_place(race.turns[name]) for name in names}
-    if wrong := sample.complaint(race.launches[best][0]):  # on a hot card, where a data race may show first
+    if best and (wrong := sample.complaint(race.launches[best][0])):  # on a hot card, where a data race may show first
         race.reject(best, f"after timing: {wrong}")
     result["seconds"] = {"setup": round(measured_from - began, 2), "rounds": round(ended - measured_from, 2)}
     return result

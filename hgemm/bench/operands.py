@@ -13,6 +13,7 @@ import numpy as np
 from hgemm.bench.device import Stream
 from hgemm.bench.work import Work
 from hgemm.dtypes import DTYPES, encode, representable
+from hgemm.epilogue import Input, Output
 from hgemm.errors import DeviceError
 from hgemm.launch_traits import INPUT, OUTPUT
 from hgemm.problem import Aux, Problem
@@ -44,7 +45,7 @@ class Pool:
 
     def at(self, index: np.ndarray) -> np.ndarray:
         """Return the stored elements at some indices of memory that `fill` filled."""
-        return self.stored[index % POOL_ELEMENTS]
+        return np.asarray(self.stored[index % POOL_ELEMENTS])
 
     def free(self) -> None:
         self.stream.device.free(self.pointer)
@@ -90,7 +91,7 @@ def expression_operands(work: Work) -> dict[str, Dense]:
     """Return how the inputs of an expression that are no scalars, and its further results, are stored."""
     if not work.parsed:
         return {}
-    given = {INPUT + one.name: one for one in work.parsed.operands if one.kind != "scalar"}
+    given: dict[str, Input | Output] = {INPUT + one.name: one for one in work.parsed.operands if one.kind != "scalar"}
     given |= {OUTPUT + one.name: one for one in work.parsed.outputs}
     shapes = {
         "row": (1, work.columns_of_d),
@@ -198,11 +199,11 @@ _COPIES, _SAMPLES = 4, 5
 def copy_bytes_per_s(stream: Stream) -> float:
     """Return the bytes read and written per second by copies between two blocks larger than the L2 cache."""
     device = stream.device
-    blocks = [device.allocate(COPIED_BYTES) for _ in range(2)]
+    blocks = to, source = device.allocate(COPIED_BYTES), device.allocate(COPIED_BYTES)
     try:
         for block in blocks:
             stream.fill(block, 1, COPIED_BYTES)
-        graph = stream.capture([lambda: stream.copy(*blocks, COPIED_BYTES)] * _COPIES)
+        graph = stream.capture([lambda: stream.copy(to, source, COPIED_BYTES)] * _COPIES)
         times_ms = [stream.timed(lambda: stream.replay(graph))() for _ in range(_SAMPLES)]
         graph.free()
         return 2 * COPIED_BYTES * _COPIES / statistics.median(times_ms) * 1e3

@@ -75,8 +75,8 @@ def times_of(result: Mapping[str, Any]) -> dict[str, VariantTime]:
     names = one_per_variant([name for name in (*finalists, *others) if name not in refused])
     found = {}
     for name in names:
-        numbers = [figures[name][field] for field in _TIMED] if name in figures else [screened[name]]
-        found[name] = VariantTime(0, *numbers, options=options.get(name))
+        timed = {field: figures[name][field] for field in _TIMED} if name in figures else {"time_us": screened[name]}
+        found[name] = VariantTime(0, **timed, options=options.get(name))
     return found
 
 
@@ -89,7 +89,8 @@ class Recorder:
     def __init__(
         self, library: Path, context: BenchContext, program: str, kernels: Iterable[Kernel] = (), **header: Any
     ) -> None:
-        self._library, self._context, self._writer = library, context, None
+        self._library, self._context = library, context
+        self._writer: SessionWriter | None = None
         self._kernels = {kernel.traits.symbol: kernel for kernel in kernels}
         self._header = {"program": program, **header}
 
@@ -365,7 +366,7 @@ def time_left(seconds: float) -> str:
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-BASELINES = {"cublaslt": CublasLt, "torch": Torch, "none": None}
+BASELINES: dict[str, Callable[[Device], Baseline] | None] = {"cublaslt": CublasLt, "torch": Torch, "none": None}
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OUTPUT_FILES = ("keep", "csv", "junit")
 """Options that name output files."""
@@ -403,7 +404,7 @@ _PROBLEMS = (
 
 
 def number_option(
-    flag: str, kind: click.ParamType, default: float | None, help: str, old: Sequence[str] = ()
+    flag: str, kind: click.ParamType[Any], default: float | None, help: str, old: Sequence[str] = ()
 ) -> Callable[[Function], Function]:
     """Return a numeric option with its default in the help. Metavar: N for integers, X for other numbers."""
     metavar = "N" if isinstance(kind, click.IntRange) else "X"
@@ -628,7 +629,7 @@ def works_of(options: dict[str, Any]) -> list[Work]:
     if not works:
         raise RequestError("no problems given: use --suite public, --shapes 4096x4096x4096 or --m 1024:4096:256")
     layouts = [word.strip() for word in options["layout"].split(",") if word.strip()]
-    found = {}
+    found: dict[tuple[str, str], Work] = {}
     for work in works:
         for layout in layouts or [work.layout]:
             one = checked(replace(work, layout=layout, **changed))

@@ -129,8 +129,8 @@ class Work:
         a = "t" if self.layout[1] == "n" else "n"
         b = "n" if self.layout[0] == "t" else "t"
         bias = {"row": "column", "column": "row"}.get(self.bias, self.bias)
-        swapped = {"dtype_a": self.dtype_b, "dtype_b": self.dtype_a, "bias": bias}
-        return replace(self, m=self.n, n=self.m, layout=a + b, **swapped)
+        types = replace(self, dtype_a=self.dtype_b, dtype_b=self.dtype_a)
+        return replace(types, m=self.n, n=self.m, layout=a + b, bias=bias)
 
 
 _COMPARED = ("layout", "dtype_a", "dtype_b", "acc", "dtype_d", "activation")
@@ -271,7 +271,7 @@ def _group(entry: Mapping[str, Any]) -> list[Work]:
     return [Work(*shape, **common) for shape in entry["shapes"]]
 
 
-def _epilogue(entry: Mapping[str, Any]) -> dict[str, str]:
+def _epilogue(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: str(entry[name]) for name in ("bias", "activation") if name in entry}
 
 
@@ -287,7 +287,9 @@ def _problem(entry: Mapping[str, Any]) -> Work:
 
     a = dtype("dtype_a", "dtype_A", default="f16")
     work = Work(
-        *(int(entry[name]) for name in "mnk"),
+        m=int(entry["m"]),
+        n=int(entry["n"]),
+        k=int(entry["k"]),
         batch=int(entry.get("batch_count", 1)),
         layout=layout[:2],
         dtype_a=a,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -93,7 +93,7 @@ class Card:
         others = {name: figure for name, figure in self.figures.items() if not name.startswith("clusters_of_")}
         return replace(self, figures={**others, "sms": Figure(sms, Source("as asked for"))})
 
-    def describe_sources(self, names: list[str]) -> str:
+    def describe_sources(self, names: Iterable[str]) -> str:
         """Describe whether figures were measured, with device and date."""
         sources = {self.figures[name].source for name in names if name in self.figures}
         measured = [source for source in sources if source.measured]

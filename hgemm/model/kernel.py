@@ -122,7 +122,8 @@ class _FigureReader:
     """Reads figures of a GPU and records their names."""
 
     def __init__(self, card: Card) -> None:
-        self.card, self.names = card, []
+        self.card = card
+        self.names: list[str] = []
 
     def __call__(self, name: str) -> float:
         value = self.card[name]
@@ -236,7 +237,7 @@ def _wgmma(spec: Mapping[str, Any], card: Card) -> KTile:
     cluster_m, cluster_n = extents(spec["cluster"])
     size = element_bytes(spec)
     rows, columns = (n, m) if spec.get("swap_ab") else (m, n)
-    width, depth = map(int, re.fullmatch(r"m64n(\d+)k(\d+)", spec["mma"]).groups())
+    width, depth = map(int, re.findall(r"\d+", spec["mma"])[1:])  # m64n256k16
     shared_bytes = m * k * size / cluster_n + n * k * size / cluster_m  # multicast within a cluster
     fragments = warpgroup_read_bytes(rows, columns, k * size) / figure("smem_bytes_per_clock_per_sm")
     if spec["copy"] == "cp_async":
@@ -325,8 +326,8 @@ def launch(spec: Mapping[str, Any], part: KTile, card: Card, size: Size, ctas_pe
     """Return the work of a problem for a spec with `ctas_per_sm` CTAs per SM."""
     tile_m, tile_n, tile_k = extents(spec["cta_tile"])
     cluster_m, cluster_n = extents(spec.get("cluster", "1x1"))
-    kind, _, splits = str(spec["schedule"]).partition(":")
-    splits = int(splits or 1)
+    kind, _, value = str(spec["schedule"]).partition(":")
+    splits = int(value or 1)
     tiles = _up(-(-size.m // tile_m), cluster_m) * _up(-(-size.n // tile_n), cluster_n) * size.batch
     together = splits if kind == "split_k_cluster" else cluster_m * cluster_n
     sms = max(card.sms // together, 1) * together  # CTAs of a cluster occupy different SMs

@@ -427,7 +427,7 @@ def report(
         "flop_per_byte": round(part.flop_per_byte, 2),
         **{name: resources[name] for name in ("ctas_per_sm", "warps_per_sm", "occupancy")},
         "problem": None
-        if found is None
+        if found is None or size is None
         else {**_extents(size), **_numbers(found), **_predicted(spec, resources, card, size)},
     }
 

@@ -39,7 +39,7 @@ class Override:
     def __init__(self, key: str) -> None:
         self.served: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
-        self._refused: set[tuple] = set()
+        self._refused: set[tuple[Any, ...]] = set()
         self._registration: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         originals = {name: torch.library.get_kernel(f"aten::{name}", key) for name in _OPERATORS}
         with warnings.catch_warnings():
@@ -133,7 +133,15 @@ def _eligible(a: Tensor, b: Tensor) -> bool:
     return a.dtype is not torch.float32 or bool(operator._precision(a))
 
 
-def _multiply(a: Tensor, b: Tensor, out: Tensor | None, bias=None, c=None, alpha=1.0, beta=0.0) -> Tensor:
+def _multiply(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor | None,
+    bias: Tensor | None = None,
+    c: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> Tensor:
     """Return alpha a b + beta c + bias in `out`, or in a new tensor. Raises: as Library.matmul."""
     if out is None:
         out = a.new_empty((*a.shape[:-1], b.shape[-1]))
@@ -145,7 +153,7 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor | None, bias=None, c=None, alpha
             found = native.matmul(a, b, bias, c, alpha, beta, "none", out, False)
             if found is not NotImplemented:
                 return out
-        options = {"precision": operator._precision(a), **operator._order_options()}
+        options: dict[str, Any] = {"precision": operator._precision(a), **operator._order_options()}
         readable = operator._readable(a), operator._readable(b)
         operator.used_library().matmul(*readable, out, bias, "none", alpha, beta, c, **options)
     return out
@@ -153,7 +161,8 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor | None, bias=None, c=None, alpha
 
 def _product(tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor:
     """Compute mm or bmm."""
-    return _multiply(*tensors, options.get("out"))
+    a, b = tensors
+    return _multiply(a, b, options.get("out"))
 
 
 def _sum(tensors: tuple[Tensor, ...], options: dict[str, Any], in_place: bool = False) -> Tensor:

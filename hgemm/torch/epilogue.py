@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ SCHEMA = (
 The results are D and those after it.
 """
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
-FUNCTIONS = {
+FUNCTIONS: dict[str, Any] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -115,8 +115,19 @@ def _described(epilogue: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
 # ==== The operator ====
 
 
-def _launch(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batch_invariant=False):
-    options = {"precision": operator._precision(a), **operator._order_options(batch_invariant)}
+def _launch(
+    a: Tensor,
+    b: Tensor,
+    arrays: Sequence[Tensor],
+    *,
+    epilogue: str,
+    names: Sequence[str],
+    numbers: Sequence[float],
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    batch_invariant: bool = False,
+) -> list[Tensor]:
+    options: dict[str, Any] = {"precision": operator._precision(a), **operator._order_options(batch_invariant)}
     inputs = {**dict(zip(names, map(_by_rows, arrays))), **dict(zip(names[len(arrays) :], numbers))}
     results = _meta(a, b, arrays, epilogue=epilogue, names=names, numbers=numbers)
     operands = (operator._readable(a), operator._readable(b), results[0] if len(results) == 1 else tuple(results))
@@ -130,11 +141,23 @@ def _by_rows(x: Tensor) -> Tensor:
     return x if x.dim() == 0 or (rows and (x.stride(-1) == 1 or x.shape[-1] <= 1)) else x.contiguous()
 
 
-def _meta(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batch_invariant=False):
+def _meta(
+    a: Tensor,
+    b: Tensor,
+    arrays: Sequence[Tensor],
+    *,
+    epilogue: str,
+    names: Sequence[str],
+    numbers: Sequence[float],
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    batch_invariant: bool = False,
+) -> list[Tensor]:
     """Return tensors with the shapes, types and strides of the results, without data on a fake device."""
     torch._check(a.dim() in (2, 3) and b.dim() in (2, 3), lambda: "a and b have 2 axes, or 3 with a batch")
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"a is {tuple(a.shape)} and b {tuple(b.shape)}: k differs")
     expression = parse_epilogue(epilogue)
+    assert expression is not None
     shape = _shape_of_d(expression, a, b)
     results = [a.new_empty(shape)]
     for one in expression.outputs:
@@ -150,19 +173,20 @@ def _shape_of_d(expression: Epilogue, a: Tensor, b: Tensor) -> tuple[int, ...]:
 # ==== Gradients ====
 
 
-def _save(ctx, inputs, keyword_only_inputs, output) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
     a, b, arrays = inputs
     ctx.set_materialize_grads(False)  # a loss may not depend on all results
     ctx.options = keyword_only_inputs
     ctx.save_for_backward(a, b, *arrays)
 
 
-def _backward(ctx, of_results: Sequence[Tensor | None]) -> tuple[Any, ...]:
+def _backward(ctx: Any, of_results: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """Return the gradients from those of the results. The product is computed again, if a derivative needs it."""
     a, b, *arrays = ctx.saved_tensors
     options, (needs_a, needs_b, needed_arrays) = ctx.options, ctx.needs_input_grad
     invariant = options["batch_invariant"]
     expression = parse_epilogue(options["epilogue"])
+    assert expression is not None
     names = options["names"][: len(arrays)]
     given = {at: gradient for at, gradient in enumerate(of_results) if gradient is not None}
     derivatives = gradients(expression, given)
@@ -196,7 +220,7 @@ class _Leaves:
         b: Tensor,
         given: Mapping[int, Tensor],
         arrays: dict[str, Tensor],
-        options,
+        options: dict[str, Any],
     ) -> None:
         """`given` are the gradients of results by their numbers: 0 is D."""
         self.a, self.b, self.arrays, self.options = a, b, arrays, options
@@ -208,7 +232,7 @@ class _Leaves:
         numbers = zip(options["names"][len(arrays) :], options["numbers"], strict=True)
         self.numbers = {"alpha": options["alpha"], "beta": options["beta"], **dict(numbers)}
 
-    def of(self, values) -> Any:
+    def of(self, values: Iterable[Value]) -> Any:
         """Return the function that `evaluate` calls."""
         accumulators = self._accumulators() if any(one.op in ("acc", "up") for one in needed(values)) else {}
 

@@ -32,7 +32,9 @@ class Linear(nn.Linear):
     activation = "none"
     batch_invariant = False
 
-    def __init__(self, *arguments, activation: str = "none", batch_invariant: bool = False, **options) -> None:
+    def __init__(
+        self, *arguments: Any, activation: str = "none", batch_invariant: bool = False, **options: Any
+    ) -> None:
         check_activation(activation)
         super().__init__(*arguments, **options)
         self.activation, self.batch_invariant = activation, batch_invariant
@@ -43,13 +45,14 @@ class Linear(nn.Linear):
         sizes = (module.in_features, module.out_features, module.bias is not None)
         made = cls(*sizes, device="meta", activation=activation, batch_invariant=batch_invariant)
         made.weight, made.bias = module.weight, module.bias
-        return made.train(module.training)
+        made.train(module.training)
+        return made
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, self.activation, self.batch_invariant)
 
     def extra_repr(self) -> str:
-        its = super().extra_repr() + f", activation={self.activation}" * (self.activation != "none")
+        its: str = super().extra_repr() + f", activation={self.activation}" * (self.activation != "none")
         return its + ", batch_invariant=True" * self.batch_invariant
 
 
@@ -86,7 +89,8 @@ def _replacement(module: nn.Module) -> tuple[type, str] | None:
     if type(module) is nn.Linear:
         return Linear, "tn"
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
-        return _conv1d_of(type(module)), "tt"
+        base: Any = type(module)
+        return _conv1d_of(base), "tt"
     return None
 
 
@@ -96,7 +100,7 @@ def _multiplied(weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(weight.device.type) if casts else weight.dtype
 
 
-def _kind(module: nn.Module, layout: str, activation: str) -> Kind:
+def _kind(module: Any, layout: str, activation: str) -> Kind:
     dtype = _DTYPES[_multiplied(module.weight)]
     bias = "none" if module.bias is None else "row"
     return Kind(layout, dtype, dtype, stored_dtype(dtype), bias=bias, activation=activation)

@@ -50,7 +50,7 @@ def load(environment: Mapping[str, str] | None = None) -> Any:
     try:
         path = built(os.environ if environment is None else environment)
         loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
-        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(MODULE, loader))
+        module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(MODULE, loader, origin=str(path)))
         loader.exec_module(module)
         return module
     except (BuildError, LibraryError, OSError, ImportError) as error:
@@ -182,7 +182,7 @@ class Questions:
 
     def describe(
         self,
-        operands: tuple[tuple, ...],
+        operands: tuple[tuple[Any, ...], ...],
         device: int,
         alpha: float,
         beta: float,

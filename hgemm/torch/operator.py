@@ -5,6 +5,7 @@ The kernels of the dispatcher are in C++ (hgemm/torch/operator.cpp) where a comp
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -150,12 +151,22 @@ ACTIVATION_FUNCTIONS = {
 # ==== The kernels in Python ====
 
 
-def _launch(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none", batch_invariant=False):
-    options = {"precision": _precision(a), **_order_options(batch_invariant)}
+def _launch(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str = "none",
+    batch_invariant: bool = False,
+) -> Tensor:
+    options: dict[str, Any] = {"precision": _precision(a), **_order_options(batch_invariant)}
     return used_library().matmul(_readable(a), _readable(b), None, bias, activation, alpha, beta, c, **options)
 
 
-def _order_options(batch_invariant: bool = False) -> dict[str, bool]:
+def _order_options(batch_invariant: bool = False) -> dict[str, Any]:
     always, cublas_order = _orders
     return {"batch_invariant": batch_invariant or always, "cublas_order": cublas_order}
 
@@ -177,7 +188,17 @@ def _readable(x: Tensor) -> Tensor:
     return x if by_rows or by_columns else x.contiguous()
 
 
-def _meta(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none", batch_invariant=False):
+def _meta(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str = "none",
+    batch_invariant: bool = False,
+) -> Tensor:
     """Return a tensor with the shape, type and strides of the product, without data."""
     torch._check(a.dim() in (2, 3) and b.dim() in (2, 3), lambda: "a and b have 2 axes, or 3 with a batch")
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"a is {tuple(a.shape)} and b {tuple(b.shape)}: k differs")
@@ -185,7 +206,17 @@ def _meta(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none", ba
     return a.new_empty((*batch, a.shape[-2], b.shape[-1]))
 
 
-def _differentiable(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none", batch_invariant=False):
+def _differentiable(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str = "none",
+    batch_invariant: bool = False,
+) -> Tensor:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, c)):
         return _Product.apply(a, b, bias, c, alpha, beta, activation, batch_invariant)
     options = {"alpha": alpha, "beta": beta, "activation": activation, "batch_invariant": batch_invariant}
@@ -193,12 +224,12 @@ def _differentiable(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation=
         return torch.ops.hgemm.matmul(a, b, bias, c, **options)
 
 
-def _cast(device_type: str):
+def _cast(device_type: str) -> Callable[..., Tensor]:
     """Return the kernel that casts to the type of autocast, as torch.nn.functional.linear does."""
     key = f"Autocast{device_type.upper()}"
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def cast(a, b, bias=None, c=None, **options):
+    def cast(a: Tensor, b: Tensor, bias: Tensor | None = None, c: Tensor | None = None, **options: Any) -> Tensor:
         dtype = torch.get_autocast_dtype(device_type)
         given = (x if x is None or not x.is_floating_point() else x.to(dtype) for x in (a, b, bias, c))
         with torch._C._ExcludeDispatchKeyGuard(keys):
@@ -214,19 +245,28 @@ class _Product(torch.autograd.Function):
     """The operator with gradients. They are products of the same library."""
 
     @staticmethod
-    def forward(a, b, bias, c, alpha, beta, activation, batch_invariant):
+    def forward(
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
+        c: Tensor | None,
+        alpha: float,
+        beta: float,
+        activation: str,
+        batch_invariant: bool,
+    ) -> Tensor:
         options = {"alpha": alpha, "beta": beta, "activation": activation, "batch_invariant": batch_invariant}
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.hgemm.matmul(a, b, bias, c, **options)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         a, b, bias, c, *ctx.options = inputs
         result = output if ctx.options[2] == "relu" else None  # its sign is all that the gradient needs
         ctx.save_for_backward(a, b, bias, c, result)
 
     @staticmethod
-    def backward(ctx, d: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         a, b, bias, c, result = ctx.saved_tensors
         alpha, beta, _, invariant = ctx.options
         d = _before_activation(ctx.options, d, a, b, bias, c, result)
@@ -248,16 +288,25 @@ def _gradient_b(a: Tensor, d: Tensor, b: Tensor, alpha: float, invariant: bool) 
     return _sum_to(torch.ops.hgemm.matmul(a.mT, d, alpha=alpha, batch_invariant=invariant), b.shape)
 
 
-def _before_activation(options, d, a, b, bias, c, result) -> Tensor:
+def _before_activation(
+    options: Sequence[Any],
+    d: Tensor,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor | None,
+    result: Tensor | None,
+) -> Tensor:
     """Return the gradient of the activation's argument, which is recomputed if the activation needs it."""
     alpha, beta, activation, invariant = options
     if activation == "none":
         return d
     if activation == "relu":
+        assert result is not None
         return torch.where(result > 0, d, 0)
     x = torch.ops.hgemm.matmul(a, b, None, c, alpha=alpha, beta=beta, batch_invariant=invariant)
     x = x if bias is None else x + bias.reshape(_broadcast(bias, x))
-    _, pullback = torch.func.vjp(ACTIVATION_FUNCTIONS[activation], x)
+    pullback: Callable[..., Any] = torch.func.vjp(ACTIVATION_FUNCTIONS[activation], x)[1]
     return pullback(d)[0]
 
 
@@ -277,7 +326,7 @@ def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
 
 _native: Any = None
 """The module of the C++ operator while its kernels are registered, else None."""
-_python: torch.library.Library | None = None
+_python: Any = None
 """The registration of the kernels in Python."""
 
 

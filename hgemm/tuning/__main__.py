@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,7 +17,7 @@ from hgemm.tuning.runner import Prebuilt, tune_library, tune_options
 @click.option("--library", type=click.Path(path_type=Path, file_okay=False), default=existing_library, metavar="DIR")
 @click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
 @tune_options
-def command(library: Path, kernels: str, **options) -> int:
+def command(library: Path, kernels: str, **options: Any) -> int:
     """Find and record the best variant of a library for each problem. `hgemm tune --help` explains how."""
     return tune_library(
         library,

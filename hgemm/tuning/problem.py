@@ -30,7 +30,7 @@ from hgemm.kernel import Kernel
 from hgemm.measured import MeasuredProblem
 from hgemm.octave_grid import FACTOR_ONE, Corrections, point
 from hgemm.problem import Kind, LaunchOptions, kind_supports
-from hgemm.selection import row_supports
+from hgemm.requirements import row_supports
 from hgemm.selection_query import SelectionQuery, Target
 
 Sampler = Callable[[Sequence[str], int], Mapping[str, Sequence[float]]]

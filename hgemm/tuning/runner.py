@@ -54,8 +54,10 @@ class Supply(typing.Protocol):
     """Source of the variants that tuning measures."""
 
     ranking: Ranking
-    keys: Mapping[str, str]
-    """Content keys of the available variants, by symbol."""
+
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """Content keys of the available variants, by symbol."""
 
     def ready(self, works: Sequence[Work]) -> Work:
         """Wait until the variants of some problem are available, and return that problem."""
