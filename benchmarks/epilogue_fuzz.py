@@ -2,12 +2,15 @@
 
     python -m benchmarks.epilogue_fuzz [--count 300] [--seed 0] [--json FILE]
     python -m benchmarks.epilogue_fuzz --build [--count 96]
+    python -m benchmarks.epilogue_fuzz --library DIR [--count 60]
 
 The kernels are of all families in turn, in form atoms. Every third expression is of a gated pair, and every second one has further
 results, where the family has them. The exit status is 1 if a kernel does not compile, or has a wrong result. No GPU is needed.
 
 `--build` compiles expressions of depth 4 to 12 to machine code instead, in tiles of usual sizes. It counts kernels that spill:
 `generate` refuses these. It compares the time with that of the plain kernel.
+
+`--library` builds random kernels into a library. `hgemm verify --device` runs them on a GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import hgemm
 from generator.build.compile import compile_kernel
 from generator.build.emit import emit
 from generator.build.inspect import parse_ptxas_log
@@ -35,6 +39,7 @@ from generator.proof.proving import Subject, prove
 from generator.sweep import sweep
 from hgemm.cases import Shape
 from hgemm.epilogue import OPERATIONS
+from hgemm.errors import GenerationError
 from hgemm.verification import UNBOUNDED
 
 BUILT = (
@@ -157,17 +162,37 @@ def build_all(args: argparse.Namespace) -> int:
     return 0
 
 
+def build_library(args: argparse.Namespace) -> int:
+    """Build random kernels into a library, and print how many."""
+    rng = random.Random(args.seed)
+    legal = [options for at in range(args.count) if sweep([options := drawn(rng, at)]).plans]
+    failed: dict[str, str] = {}
+    try:
+        built = hgemm.generate(legal, library=args.library)
+    except GenerationError as error:
+        built, failed = error.kernels, error.failed
+    print(
+        json.dumps(
+            {"expressions": args.count, "refused": args.count - len(legal), "built": len(built), "failed": failed}
+        )
+    )
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument(
         "--build", action="store_true", help="compile to machine code, and compare the time with plain kernels"
     )
+    parser.add_argument("--library", metavar="DIR", help="build the kernels into this library instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
     if args.build:
         return build_all(args)
+    if args.library:
+        return build_library(args)
     rng, verdicts, largest, wrong, began = random.Random(args.seed), Counter(), 0.0, [], time.monotonic()
     for at in range(args.count):
         options = drawn(rng, at)
