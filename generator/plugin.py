@@ -21,9 +21,9 @@ from generator.sweep import over, read_spec_file, sweep, texts_from
 from hgemm.cases import Shape
 from hgemm.device import open_device
 from hgemm.library import reject_file
-from hgemm.plugin import GenerateRequest, Progress, Verified, VerifyRequest
+from hgemm.plugin import GenerateRequest, MultiplyRequest, Progress, Verified, VerifyRequest
 
-__all__ = ["build_kernel", "generate", "verify"]
+__all__ = ["build_kernel", "generate", "multiply", "verify"]
 
 _LOG = logging.getLogger("hgemm")
 
@@ -100,6 +100,13 @@ def verify(request: VerifyRequest) -> Iterator[Verified]:
         yield Verified(
             one.symbol, one.passed, bool(one.skipped), cases, one.worst_ratio, one.seconds, reason, one.reused
         )
+
+
+def multiply(request: MultiplyRequest) -> None:
+    """Compute a product of NumPy arrays on the CPU, and write its results. Raises: as generator.proof.products.multiply."""
+    from generator.proof.products import multiply as multiply_on_cpu  # slow to import
+
+    multiply_on_cpu(request)
 
 
 def _on_cpu(library: Library, symbols: list[str], request: VerifyRequest) -> Iterator[CheckOutcome]:

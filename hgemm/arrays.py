@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hgemm.device import ordinal_of
-from hgemm.errors import ProblemError
+from hgemm.errors import HostArrayError, ProblemError
 from hgemm.workspace import Allocate, allocate_on
 
 Shape = tuple[int, ...]
@@ -141,11 +141,9 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 def _from_dlpack(array: Any, name: str) -> View:
     kind, ordinal = array.__dlpack_device__()
     if int(kind) not in _DEVICE_KINDS:
-        held = "the CPU's memory" if int(kind) == _CPU_KIND else f"memory of DLPack device {int(kind)}"
-        raise ProblemError(
-            f"{name} is in {held}, and kernels read a GPU's: copy it there, as with tensor.cuda() or cupy.asarray(array). "
-            "Without a GPU, `hgemm verify --emulate` runs kernels on the CPU"
-        )
+        if int(kind) == _CPU_KIND:
+            raise HostArrayError(name)
+        raise ProblemError(f"{name} is in memory of DLPack device {int(kind)}, and kernels read a GPU's: copy it there")
     capsule = array.__dlpack__(
         stream=_NO_SYNCHRONISATION
     )  # the capsule keeps its name, so its own destructor frees the tensor
@@ -337,6 +335,24 @@ def _numba() -> ArrayAdapter:
     return ArrayAdapter(_read_any, empty=lambda array, shape, dtype: cuda.device_array(shape, dtype or array.dtype))
 
 
+def _numpy() -> ArrayAdapter:
+    numpy = sys.modules["numpy"]
+
+    def read(array: Any) -> Signature:
+        raise HostArrayError("an operand")
+
+    def view(array: Any, name: str) -> View:
+        raise HostArrayError(name)
+
+    return ArrayAdapter(
+        read,
+        view,
+        empty=lambda array, shape, dtype: numpy.empty(shape, dtype or array.dtype),
+        transpose=lambda array: array.T,
+        reshape=lambda array, shape: array.reshape(shape),
+    )
+
+
 def _any() -> ArrayAdapter:
     return ArrayAdapter(_read_any)
 
@@ -352,7 +368,7 @@ def _read_any(array: Any) -> Signature:
     return pointer, tuple(interface["shape"]), interface.get("strides"), interface["typestr"], readonly, device
 
 
-_MAKERS = {"torch": _torch, "cupy": _cupy, "numba": _numba}
+_MAKERS = {"torch": _torch, "cupy": _cupy, "numba": _numba, "numpy": _numpy}
 """By the package of an array type or of one of its base classes."""
 _IMMUTABLE = {"jax", "jaxlib"}
 """Packages whose new arrays must not be written."""

@@ -39,6 +39,16 @@ def deprecated(old: str, new: str) -> None:
     warnings.warn(f"{old} is deprecated: use {new}", DeprecatedWord, stacklevel=2)
 
 
+class HostArrayError(ProblemError):
+    """An array is in the CPU's memory, and kernels read a GPU's."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} is in the CPU's memory, and kernels read a GPU's: copy it there, as with tensor.cuda() or "
+            "cupy.asarray(array). On a machine without a GPU, `matmul` of a library runs NumPy arrays on the CPU"
+        )
+
+
 class LibraryError(HgemmError):
     """A library, or a file in it, cannot be read, trusted or written."""
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
 from hgemm.dispatch_table import DispatchTable
-from hgemm.errors import LibraryError, ProblemError, RequestError
+from hgemm.errors import HostArrayError, LibraryError, ProblemError, RequestError
 from hgemm.growth import GrowingSelector, Growth
 from hgemm.kernel import Kernel, split_inputs, split_results
 from hgemm.launch_traits import INPUT
@@ -456,10 +456,12 @@ class Library:
             raise ProblemError("inputs are those of an epilogue: pass it, too")
         if out is None:
             out = empty_product(a, b)
-        return self._launch_cache.run(
-            *(a, b, out, bias, c, workspace, stream),
-            (alpha, beta, activation or "none", precision, batch_invariant, cublas_order),
-        )
+        options = (alpha, beta, activation or "none", precision, batch_invariant, cublas_order)
+        try:
+            return self._launch_cache.run(a, b, out, bias, c, workspace, stream, options)
+        except HostArrayError:
+            self._multiply_on_host((a, b, out, bias, c, workspace), MatmulOptions(*options), {})
+            return out
 
     def _matmul_expression(
         self,
@@ -488,8 +490,16 @@ class Library:
             out = empty_product(a, b, expression)
         d, further = split_results(expression, out)
         operands = {INPUT + name: arrays.get(name) for name in names} | further
-        self._launch_cache.run_expression(a, b, d, workspace, stream, whole, operands)
+        try:
+            self._launch_cache.run_expression(a, b, d, workspace, stream, whole, operands)
+        except HostArrayError:
+            self._multiply_on_host((a, b, d, None, None, workspace), whole, operands)
         return out
+
+    def _multiply_on_host(self, arrays: tuple[Any, ...], options: MatmulOptions, operands: Mapping[str, Any]) -> None:
+        from hgemm.host import multiply  # programs with a GPU do not need it
+
+        multiply(self, {**dict(zip(("A", "B", "D", "bias", "C", "workspace"), arrays)), **operands}, options)
 
     def plan(
         self,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from hgemm.arrays import View
 from hgemm.errors import LibraryError
+from hgemm.kernel import Kernel
+from hgemm.problem import Problem
 
 GROUP, NAME = "hgemm.plugins", "generator"
 """The entry point that the package hgemm-generator registers."""
@@ -83,6 +86,19 @@ class Verified:
     reused: bool = False
 
 
+@dataclass(frozen=True)
+class MultiplyRequest:
+    """A product of NumPy arrays for the CPU.
+
+    Fields: `arrays` are the operands by name, of which D and further results are written. `choose` returns the kernel for views of
+        them, and the problem.
+    """
+
+    folder: Path
+    arrays: Mapping[str, Any]
+    choose: Callable[[Mapping[str, View]], tuple[Kernel, Problem]]
+
+
 class Generator(Protocol):
     """The functions of the plug-in."""
 
@@ -91,6 +107,9 @@ class Generator(Protocol):
 
     def verify(self, request: VerifyRequest) -> Iterator[Verified]:
         """Check kernels of a library, and yield each as it is finished."""
+
+    def multiply(self, request: MultiplyRequest) -> None:
+        """Compute a product on the CPU, and write its results."""
 
     def build_kernel(self, folder: Path, missing: Any) -> str | None:
         """Build the kernel that a call lacks. See hgemm.growth."""

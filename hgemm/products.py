@@ -389,8 +389,19 @@ def launcher_of(
     Raises: ProblemError if the arrays do not form a product, UnsupportedError if no variant supports it.
     """
     views = fold_batch(views)
+    kernel, problem = choose_kernel(library, views, options, Target.of(open_device(device)))
+    return _with_workspace(kernel, problem, device, views, library.workspace_bytes, allocate)
+
+
+def choose_kernel(
+    library: KernelSource, views: Mapping[str, View], options: MatmulOptions, target: Target
+) -> tuple[Kernel, Problem]:
+    """Return the variant of a library for arrays on a device, and their problem.
+
+    Raises: ProblemError if the arrays do not form a product, UnsupportedError if no variant supports it.
+    """
     size = views["workspace"].size_bytes if "workspace" in views else library.workspace_bytes
-    selector = library.selector(Target.of(open_device(device)))
+    selector = library.selector(target)
     queries = [_query(kind, views, options, size) for kind in matching_kinds(views, options)]
     if options.batch_invariant:
         queries = [_independent_of_rows(queries)]
@@ -399,8 +410,7 @@ def launcher_of(
     if kernel.traits.epilogue != options.expression:  # kinds have its hash only
         raise ProblemError(f"{choice.symbol} has another expression: {kernel.traits.epilogue}")
     problem = problem_of(kernel.traits, views, options.alpha, options.beta, dict(options.scalars))
-    problem = replace(problem, options=choice.options)
-    return _with_workspace(kernel, problem, device, views, library.workspace_bytes, allocate)
+    return kernel, replace(problem, options=choice.options)
 
 
 def _independent_of_rows(queries: Sequence[SelectionQuery]) -> SelectionQuery:

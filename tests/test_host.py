@@ -1,0 +1,92 @@
+"""Products of NumPy arrays on a machine without a GPU: kernels run on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hgemm
+from generator.proof import products
+from generator.proof.executor import HostToolchain
+from generator.store.library import Library
+from hgemm import host, plugin
+from hgemm.errors import LibraryError, ProblemError, UnsupportedError, VerificationError
+
+
+@pytest.fixture
+def library(small_library: Library, monkeypatch: pytest.MonkeyPatch) -> hgemm.Library:
+    monkeypatch.setattr(host, "has_gpu", lambda: False)
+    return hgemm.open(small_library.folder)
+
+
+@pytest.fixture
+def on_cpu(host_toolchain: HostToolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_toolchain", lambda: host_toolchain)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).integers(-2, 3, shape).astype(np.float16)
+
+
+def test_a_product_of_numpy_arrays_is_a_numpy_array(library: hgemm.Library, on_cpu: None) -> None:
+    x, w = draw(40, 56), draw(72, 56)
+    y = library.matmul(x, w.T, alpha=0.5)
+    assert isinstance(y, np.ndarray) and y.dtype == np.float16
+    assert np.array_equal(y, (0.5 * x.astype(float) @ w.T.astype(float)).astype(np.float16))
+
+
+def test_out_may_be_c_and_rows_may_have_gaps(library: hgemm.Library, on_cpu: None) -> None:
+    x, w, wide = draw(40, 56), draw(72, 56), draw(40, 80)
+    before, out = wide.copy(), wide[:, :72]
+    assert library.matmul(x, w.T, out=out, beta=2.0, c=out) is out
+    expected = x.astype(float) @ w.T.astype(float) + 2.0 * before[:, :72]
+    assert np.array_equal(wide[:, :72], expected.astype(np.float16)) and np.array_equal(wide[:, 72:], before[:, 72:])
+
+
+def test_a_batch_is_computed_and_nothing_is_run_for_an_empty_result(library: hgemm.Library, on_cpu: None) -> None:
+    x, w = draw(3, 16, 24), draw(3, 32, 24)
+    expected = x.astype(float) @ w.swapaxes(1, 2).astype(float)
+    assert np.array_equal(library.matmul(x, w.swapaxes(1, 2)), expected.astype(np.float16))
+    assert library.matmul(draw(0, 24), draw(32, 24).T).shape == (0, 32)
+
+
+def test_a_product_that_takes_long_is_refused_with_the_time(library: hgemm.Library) -> None:
+    x = np.broadcast_to(np.float16(1), (8192, 8192))
+    with pytest.raises(ProblemError, match="contiguous"):
+        library.matmul(x, x)
+    x = np.empty((8192, 64), np.float16)
+    with pytest.raises(ProblemError, match=r"8192x8192x64 would take about 12 s on the CPU.*the limit is 1 s"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(products, "MAX_SECONDS", 1.0)
+            library.matmul(x, x.T)
+
+
+def test_arrays_that_cannot_be_multiplied_are_refused(library: hgemm.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = draw(16, 16), draw(16, 16).T
+    with pytest.raises(ProblemError, match=r"B is \(24, 8\), not \(16, 8\)"):
+        library.matmul(x, draw(8, 24).T)
+    with pytest.raises(UnsupportedError, match="no variant computes"):
+        library.matmul(x, w, activation="gelu")
+    with pytest.raises(ProblemError, match="pass an array whose strides are whole elements"):
+        library.matmul(x[::-1], w)
+    monkeypatch.setattr(host, "has_gpu", lambda: True)
+    with pytest.raises(ProblemError, match=r"A is in the CPU's memory, and kernels read a GPU's: copy it there"):
+        library.matmul(x, w)
+
+
+def test_a_kernel_that_this_version_does_not_write_is_not_run(
+    library: hgemm.Library, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "foreign", lambda variant, templates: "its kernel.cu differs")
+    products._executable.cache_clear()
+    with pytest.raises(VerificationError, match="its kernel.cu differs, so it does not run on the CPU"):
+        library.matmul(draw(16, 16), draw(16, 16).T)
+
+
+def test_the_generator_is_asked_for(library: hgemm.Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(plugin, "MODULE", "no_such_package.plugin")
+    monkeypatch.setattr(plugin, "NAME", "none")
+    with pytest.raises(LibraryError, match="a product of NumPy arrays needs the package hgemm-generator"):
+        library.matmul(draw(16, 16), draw(16, 16).T)
