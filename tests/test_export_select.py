@@ -13,11 +13,14 @@ from pathlib import Path
 import measured
 import pytest
 from conftest import made_once
-from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, export_paper, loaded
+from exports import ANY_WORKSPACE, AT_LAUNCH, CChoice, CDevice, CProblem, export_paper, loaded, paper_library
 
+from generator.build.emit import emit
+from generator.build.toolchain import templates_folder
 from generator.export.c_library import BATCH_INVARIANT
 from generator.export.c_sources import Shortlists, table_h
 from generator.store.library import Library
+from generator.sweep import sweep
 from hgemm.dispatch_table import PTX, DispatchTable, kind_of
 from hgemm.errors import UnsupportedError
 from hgemm.gpus import TYPICAL
@@ -214,6 +217,37 @@ def test_c_takes_the_options_that_were_measured_as_python_does(measured_library:
         was_measured = selector.measured_options(wanted).find(table.rows.index(expected.row), wanted) is not None
         taken[expected.rule == MEASURED] += was_measured
     assert min(taken.values()) > 20, taken
+
+
+@pytest.mark.slow
+def test_c_counts_whole_tiles_in_clusters_as_python_does(tmp_path: Path) -> None:
+    """Whole tiles beyond the problem's make measured options unusable, and whole tiles only make no split cost anything."""
+    texts = {**AT_LAUNCH, "arch": "sm_90a", "tile": "128x128x64", "cluster": "2x1", "serial_parts": "on"}
+    splits = {"arch": "sm_90a", "tile": "128x64x64", "schedule": "split_k_cluster:4"}  # gives the order parts of k
+    plans = sweep([texts]).plans + sweep([splits]).plans
+    small = paper_library(tmp_path / "library", [emit(plan, templates_folder()) for plan in plans])
+    (record,) = (record.data for record in small.records() if record.data["spec"]["schedule"] == "launch")
+    problems = {whole: measured.problem(2048, 128 * n, 4096) for n, whole in enumerate((2, 8, 16, 17, 32, 33, 99), 1)}
+    options = [{record["symbol"]: LaunchOptions(2, whole, 1)} for whole in problems]
+    keys = {record["symbol"]: record["key"]}
+    measured.write(small.folder, [(one, {record["symbol"]: 9.0}) for one in problems.values()], keys, options=options)
+    library, table = loaded(export_paper(small, tmp_path / "c")), open_library(small.folder).table
+    target = Target.typical("sm_90")
+    selector, taken, wholes = Selector(table, target), [], set()
+    extents = [one.extents[:3] for one in problems.values()] + [(256 * tiles, 128, 32768) for tiles in range(1, 400, 3)]
+    for m, n, k in extents:
+        problem = Problem(m, n, k, lda=k, ldb=k, ldd=n)
+        for flags in (0, BATCH_INVARIANT):
+            query = SelectionQuery.of(Kind(), problem, 2**25)
+            expected = selector.find(replace(query, batch_invariant=bool(flags)))
+            status, found = in_c(library, target, Kind(), problem, 2**25, flags)
+            assert (status, found.estimated_clocks) == (OK, expected.clocks)
+            of_row = LaunchOptions(expected.row.splits, 0, 1)
+            assert (found.splits, found.whole_tiles, found.raster_tiles) == astuple(expected.options or of_row)
+            taken.append(expected.measured_options and not flags)
+            if expected.options and flags and found.splits > 1:
+                wholes.add(found.whole_tiles * 256 * 128 == m * n)
+    assert 1 < sum(taken) < len(problems) and wholes == {True, False}
 
 
 def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
