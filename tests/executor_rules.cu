@@ -268,6 +268,15 @@ struct Thread {
     atoms::mbarrier_wait(&shared.full, 0);
     put(0);
   }
+  HGEMM_DEVICE void phases_awaited() const {
+    begin(1);
+    for (uint32_t phase = 0; phase < 2; ++phase) {
+      if (index == 0) atoms::mbarrier_arrive(&shared.full);
+      if (!fault) atoms::mbarrier_wait(&shared.full, phase);
+      atoms::cta_barrier();
+    }
+    put(0);
+  }
   HGEMM_DEVICE void reuse_box(bool awaited, bool fenced) const {  // the second box goes where the first one was, once all have read that
     begin(1);
     load(0);
@@ -485,8 +494,8 @@ struct Thread {
   DO(fences_between_ctas) DO(endless) DO(initialised)                                                                     \
   DO(inside_shared) DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited)              \
   DO(copies_finished) DO(copies_arrived) DO(stores_of_copies_fenced)                                                      \
-  DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced)                                        \
-  DO(barriers_begun) DO(arrivals_counted) DO(missing_arrival) DO(boxes_reused) DO(reads_fenced) DO(boxes_aligned)         \
+  DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced) DO(barriers_begun)                     \
+  DO(arrivals_counted) DO(missing_arrival) DO(phases_awaited) DO(boxes_reused) DO(reads_fenced) DO(boxes_aligned)         \
   DO(stores_fenced) DO(stores_awaited) DO(stores_within_rows) DO(products_fenced) DO(products_awaited) DO(operands_kept)  \
   DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads) DO(cluster_outlives) DO(launches_awaited)  \
   DO(scope_of_arrivals) DO(scope_of_waits) DO(overwritten_in_cluster) DO(async_stores_awaited) DO(async_stores_expected)

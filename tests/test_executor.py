@@ -89,6 +89,7 @@ EXPECTED = {
     "barriers_begun": {"race", "mbarrier"},
     "arrivals_counted": {"mbarrier"},
     "missing_arrival": {"deadlock"},
+    "phases_awaited": {"mbarrier"},
     "boxes_reused": {"race", "poison", "deadlock"},
     "reads_fenced": {"proxy"},
     "boxes_aligned": {"alignment"},

@@ -298,6 +298,11 @@ void Machine::end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site) {
     });
   }
   ++barrier.phase;
+  if (barrier.phase - barrier.awaited > 1) {  // a wait by parity cannot tell the two apart
+    findings_.add("mbarrier", site, [&] {
+      return text("CTA %u: two phases of an mbarrier end, and no thread waits for the first of them", cta.number);
+    });
+  }
   barrier.pending = barrier.count;
   barrier.gathered.add(barrier.done);
   barrier.gathered.set(cta.number, barrier.agent, barrier.phase);
@@ -317,8 +322,10 @@ Mbarrier const* Machine::awaited_mbarrier(Lane const& lane) const {
 }
 
 void Machine::mbarrier_wait(Lane& lane, Operation const& operation) {
-  Mbarrier const* const barrier = find_mbarrier(lane, operation, *lane.cta, operation.to, false);
-  if (!barrier || !barrier->done) return;
+  Mbarrier* const barrier = find_mbarrier(lane, operation, *lane.cta, operation.to, false);
+  if (!barrier) return;
+  barrier->awaited = barrier->phase;
+  if (!barrier->done) return;
   if (phase_end_.what() != barrier->done.get()) phase_end_ = ClockUpdate(barrier->done);
   phase_end_.apply(lane.knowledge);
   if (operation.in_cluster && barrier->done_in_cluster) ClockUpdate(barrier->done_in_cluster).apply(lane.knowledge);

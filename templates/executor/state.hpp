@@ -109,7 +109,7 @@ struct Mbarrier {
   uint32_t published = 0;  // 1 + the phase of the cluster barrier whose end publishes the initialization; 0: none
   uint32_t count = 0, pending = 0;
   int64_t bytes = 0;  // still to come
-  uint32_t phase = 0;
+  uint32_t phase = 0, awaited = 0;  // phases that have ended, and those of them whose end a thread has seen
   uint16_t agent = no_agent;  // of the TMA writes that it counts; their epoch is 1 + the phase in which they complete
   uint16_t stores_agent = no_agent;  // the same of its st.async, if there are any
   // What threads learn when they see the end of a phase, and what those learn in addition that wait in the scope of the cluster.

@@ -4,6 +4,7 @@
 
 #include <common/activation.cuh>
 #include <common/row_reduction.cuh>
+#include <common/scheduler.cuh>
 #include <common/tma_pipeline.cuh>
 
 namespace hgemm {
@@ -453,7 +454,7 @@ struct Epilogue {
       EpilogueSubtile<false> subtile;
       subtile.place(index, batch, row_first, column_first);
       Partials::add_partials(subtile.bits, partials, index / Policy::splits, parts * subtile.count / 8);
-      finish_subtile<false, Policy::bias>(subtile, adds_c);
+      finish_subtile<false, Policy::bias, reuses_stages(Partials::shares)>(subtile, adds_c);
     }
   }
 
@@ -483,13 +484,18 @@ struct Epilogue {
     if constexpr (reductions_of<Policy> > 0) {
       if (index % subtiles == 0) clear(partials[0]), clear(partials[1]);
     }
-    finish_subtile<PLAIN, BIAS>(subtile, adds_c);
+    finish_subtile<PLAIN, BIAS, reuses_stages(Accumulators::mma_m * subtiles)>(subtile, adds_c);
     if constexpr (reductions_of<Policy> > 0) {
       if (index % subtiles == subtiles - 1) store_partials(subtile, column_first);
     }
   }
 
-  template <bool PLAIN, Bias BIAS, class Subtile>
+  // Whether a warpgroup fills a stage again, if it finishes so many subtiles of an item.
+  HGEMM_DEVICE static constexpr bool reuses_stages(int of_item) {
+    return persistent<Policy>() || of_item > Policy::epilogue_stages;
+  }
+
+  template <bool PLAIN, Bias BIAS, bool REUSES_STAGES, class Subtile>
   HGEMM_DEVICE void finish_subtile(Subtile const& subtile, bool adds_c) {
     float results[columns / 8][4];  // computed before the wait, so that the loads of C and bias overlap it
     if (!PLAIN && adds_c) {
@@ -499,7 +505,7 @@ struct Epilogue {
     }
     activate_all(subtile.count, results);
     unsigned char* const boxes = shared.subtile[consumer][stage];
-    if constexpr (by_tma) {
+    if constexpr (by_tma && REUSES_STAGES) {
       if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
       atoms::named_barrier(1 + consumer, 128);  // the boxes may be written
     }
