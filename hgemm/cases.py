@@ -161,10 +161,13 @@ def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
     if traits.persistent or traits.max_ctas:  # D is small, so that many tiles of many k-tiles cost little
         long_k = (traits.stages + 1) * traits.tile_k  # each tile reuses a stage, another one than the tile before
         turns = Case(Shape(9, 8, long_k, _RING_BATCH * workers), *_scalars(traits, 2), broadcast="a")
-        cases.append(replace(turns, options=LaunchOptions(1, 0, 2)))
-        if traits.beta:  # the epilogue without C reuses its shared memory, too
-            few = replace(turns.shape, k=traits.tile_k)
-            cases.append(Case(few, broadcast="a", once=True, options=LaunchOptions(1, 0, 2)))
+        biases = len(BIASES) if traits.decides_bias else 1
+        for splits in (1, 2) if traits.decides_splits else (1,):
+            options = LaunchOptions(splits, 0, 2)
+            cases.append(replace(turns, options=options))
+            if traits.beta:  # the epilogue without C reuses its shared memory, too
+                few = replace(turns.shape, k=splits * traits.tile_k)
+                cases += [Case(few, broadcast="a", once=True, options=options)] * biases  # `varied` gives each another bias
     cases += raster_cases(traits)
     side = 17 + 2 * traits.align_d
     aliased = Case(Shape(side, side, traits.tile_k + 1, 2), *_scalars(traits, 1), loose=True, once=True)

@@ -116,11 +116,14 @@ class EmulatedKernel:
 
 
 def workers_of(traits: LaunchTraits, problem: Problem, most: int = PERSISTENT_CTAS) -> int:
-    """Return how many CTAs, or clusters, share the tiles of a problem: so few that each gets TILES_PER_CTA, if possible."""
+    """Return how many CTAs, or clusters, share the tiles of a problem: so few that each gets TILES_PER_CTA, if possible.
+
+    Those that share the k of a tile must be several.
+    """
     items = ctas(traits, problem.m, problem.n, problem.batch, problem.options) // traits.cluster[0]
     if traits.grid_rule == "stream_k":
         return STREAM_K_WORKERS if items == STREAM_K_WORKERS + 1 else most
-    if not traits.persistent:
+    if not traits.persistent or (traits.decides_splits and problem.options.splits > 1):
         return most
     return max(1, min(most, items // TILES_PER_CTA))
 
