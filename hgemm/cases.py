@@ -12,7 +12,7 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import BIASES, MAX_EXTENT, LaunchOptions
 
 _SHAPE = re.compile(r"([0-9]{1,40})x([0-9]{1,40})x([0-9]{1,40})(?:@([0-9]{1,40}))?")
-_SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0))
+_SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0), (0.5, 0.0))
 """alpha and beta of successive cases. Powers of two keep integers exact."""
 _TALL_TILES = 9
 """More tiles along one side than the default raster group, which is 8."""
@@ -166,8 +166,10 @@ def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
             options = LaunchOptions(splits, 0, 2)
             cases.append(replace(turns, options=options))
             if traits.beta:  # the epilogue without C reuses its shared memory, too
-                few = replace(turns.shape, k=splits * traits.tile_k)
-                cases += [Case(few, broadcast="a", once=True, options=options)] * biases  # `varied` gives each another bias
+                few = Shape(9, traits.tile_n + 8, splits * traits.tile_k, (_RING_BATCH // 2 + 1) * workers)
+                cases += [
+                    Case(few, 2.0, broadcast="a", once=True, options=options)
+                ] * biases  # `varied` gives each another bias
     cases += raster_cases(traits)
     side = 17 + 2 * traits.align_d
     aliased = Case(Shape(side, side, traits.tile_k + 1, 2), *_scalars(traits, 1), loose=True, once=True)

@@ -220,6 +220,8 @@ _COVERAGE = fields(
         "own_leading_dimensions": list_of(TEXT).about("Operands whose leading dimensions differ in one launch."),
         "offsets_beyond_2_31": list_of(TEXT).about("Operands with offsets beyond 2^31 elements."),
         "shared_memory": list_of(TEXT).about("Operands that share memory in some launch."),
+        "predicates": _COUNT.about("Instructions of the PTX that have a predicate; most are branches."),
+        "predicates_both_ways": _COUNT.about("Those whose predicate was false in some thread and true in another."),
     },
     others=plain,
 )

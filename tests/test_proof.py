@@ -491,6 +491,7 @@ def test_a_report_is_read() -> None:
     document = {
         "findings": [{"kind": "race", "count": 3, "message": "m", "file": "f", "line": 2}],
         "sites": [{"file": "f", "kind": "cp_async", "space": "both", **site}],
+        "predicates": "",
         "counters": {"steps": 4},
     }
     report = Report.of_json(document)
@@ -563,6 +564,16 @@ def test_the_default_cases_cover_what_a_verdict_needs(rule: str) -> None:
     assert any("exceeds 2^31" in reason for reason in few) and any("m inside" in reason for reason in few)
     assert any("tiles; at least 6" in reason for reason in few) == (rule == "persistent")
     assert any("uneven splits" in reason for reason in few) == (rule == "split_k")
+
+
+def test_instructions_that_never_run_are_a_shortfall() -> None:
+    coverage = Coverage(LaunchTraits.of(record()), mma_per_k_tile=1)
+    problem = Problem(33, 49, 20, lda=20, ldb=20, ldc=49, ldd=49)
+    coverage.add(problem, 2, replace(CLEAN, predicates=(1, 2, 0)))
+    assert "1 of the 3 instructions with a predicate never run" in [*coverage.shortfalls()]
+    coverage.add(problem, 2, replace(CLEAN, predicates=(2, 2, 1)))
+    assert not any("predicate" in reason for reason in coverage.shortfalls())
+    assert (coverage.record()["predicates"], coverage.record()["predicates_both_ways"]) == (3, 1)
 
 
 def test_every_cta_gets_six_tiles_if_there_are_enough() -> None:

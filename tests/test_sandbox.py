@@ -45,7 +45,8 @@ extern "C" __attribute__((visibility("default"))) int hgemm_emulate(hgemm_emulat
   for (int i = 0; i < 256; ++i) descriptors += lseek(i, 0, SEEK_CUR) != -1 || errno != EBADF;
   char word = 0;
   iovec const here = {&word, 1}, there = {&word, 1};
-  sprintf(report, "{\"findings\": [], \"sites\": [], \"counters\": {\"descriptors\": %d, \"environment\": %d, \"write\": %d, "
+  sprintf(report, "{\"predicates\": \"\", \"findings\": [], \"sites\": [], "
+          "\"counters\": {\"descriptors\": %d, \"environment\": %d, \"write\": %d, "
           "\"connect\": %d, "
           "\"fork\": %d, \"kill\": %d, \"other memory\": %d}}",
           descriptors, getenv("SECRET") != nullptr, tried(open("/tmp/hgemm_sandbox", O_WRONLY | O_CREAT, 0600)),
@@ -125,4 +126,6 @@ def test_blocks_of_the_arena_are_used_again() -> None:
 def test_texts_that_would_reach_a_terminal_are_printable() -> None:
     finding = {"kind": "race", "count": 1, "message": "\x1b]0;owned\x07", "file": "x", "line": 1}
     with pytest.raises(TypeError, match="message is not a printable str"):
-        require_well_formed({"findings": [finding], "sites": [], "counters": {}})
+        require_well_formed({"findings": [finding], "sites": [], "counters": {}, "predicates": ""})
+    with pytest.raises(TypeError, match="predicates are not digits from 0 to 3"):
+        require_well_formed({"findings": [], "sites": [], "counters": {}, "predicates": "0123x"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import or_
 from typing import Any
 
 from generator.proof.executor import Report
@@ -17,6 +18,8 @@ COVERAGE_CASE = "coverage of the cases"
 """The name of the check that fails if the cases cover too little."""
 ROUNDS = 2.0
 """How often one tile must fill every stage: the second round waits for the first one, and its parity differs."""
+_BOTH_WAYS = 3
+"""What `Report.predicates` has for a predicate that was false and true."""
 _EDGES = ("inside", "whole", "beyond")
 """An extent below one tile, of whole tiles, and of several tiles with a rest."""
 
@@ -37,12 +40,15 @@ class Coverage:
     apart: set[str] = field(default_factory=set)
     far: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
+    predicates: tuple[int, ...] = ()
 
     def add(self, problem: Problem, grid: int, report: Report) -> None:
         """Add a launch of `grid` CTAs."""
         traits = self.traits
         self.launches += 1
         self._add_rounds(problem, grid, report)
+        before = self.predicates or (0,) * len(report.predicates)
+        self.predicates = tuple(map(or_, before, report.predicates))
         self.groups = max(self.groups, raster_groups(traits, problem))
         for name, extent, tile in zip("mnk", (problem.m, problem.n, problem.k), _tile(traits)):
             self.edges.add(f"{name} {_EDGES[0 if extent < tile else 1 if extent % tile == 0 else 2]}")
@@ -80,6 +86,8 @@ class Coverage:
             "own_leading_dimensions": sorted(self.apart),
             "offsets_beyond_2_31": sorted(self.far),
             "shared_memory": sorted(self.shared),
+            "predicates": len(self.predicates),
+            "predicates_both_ways": self.predicates.count(_BOTH_WAYS),
         }
 
     def shortfalls(self) -> Iterator[str]:
@@ -104,6 +112,8 @@ class Coverage:
         operands = {*"ABCD"} if traits.beta else {*"ABD", *(INPUT + one.name for one in traits.matrices)}
         if operands - self.apart:
             yield f"the leading dimensions of {', '.join(sorted(operands))} never differ from one another and from the rows"
+        if never := self.predicates.count(0):
+            yield f"{never} of the {len(self.predicates)} instructions with a predicate never run"
         if operands - self.far:
             yield f"no offset in {', '.join(sorted(operands - self.far))} exceeds 2^31 elements"
 

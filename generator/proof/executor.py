@@ -178,11 +178,16 @@ class Site:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of one launch. A launch without findings is clean."""
+    """The report of one launch. A launch without findings is clean.
+
+    `predicates` has the values that the predicate of each such instruction has had since the kernel was loaded: 1 if false, 2 if
+    true, 3 if both, 0 if the instruction never ran.
+    """
 
     findings: tuple[Finding, ...]
     sites: tuple[Site, ...]
     counters: dict[str, int]
+    predicates: tuple[int, ...] = ()
 
     @classmethod
     def of_json(cls, document: dict) -> Report:
@@ -191,6 +196,7 @@ class Report:
             tuple(Finding(**finding) for finding in document["findings"]),
             tuple(Site(**site) for site in document["sites"]),
             dict(document["counters"]),
+            tuple(map(int, document["predicates"])),
         )
 
 

@@ -247,28 +247,29 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     ring = 2 * stages + 1  # k-tiles that fill every stage twice
     splits = 3 if traits.decides_splits else traits.splits
-    long_k = ((ring if traits.splits > 1 else stages + 1) * splits + splits - 2) * k + 7  # splits of different lengths
+    long_k = ((ring if traits.splits > 1 else stages + 1) * splits + splits - 2) * k + 1  # splits of different lengths
+    # m, n and k have each remainder by 8, but for 6 of n. n ends in each 8 columns of 64: copies and epilogues are unrolled so.
     plain = [
         Shape(m * traits.cluster_shape[0], n * traits.cluster_shape[1], ring * k),  # whole tiles
         Shape(m + 1, n, 2 * k),
-        Shape(m, n + 3, 2 * k),
+        Shape(m, n + 11, 2 * k),
         Shape(17, n, long_k),
+        Shape(m // 2 + 3, n + n // 2 - 3, k // 2 - 3),
         Shape(1, 1, 1),  # all splits but one are empty
         Shape(m - 1, n - 1, k),  # fewer k-tiles than stages
-        Shape(m // 2 + 1, n // 2 - 3, k // 2 - 3),
-        Shape(m + 5, n + 9, 3 * k - 1),
-        Shape(17, 1, k + 2),
-        Shape(1, n + 8, 2 * k + 8),
+        Shape(m + 6, n + 21, 3 * k - 1),
+        Shape(1, n + 10, 2 * k + 8),
+        Shape(m + 2, n + 16, k + 2),  # by TMA, without C
     ]
     cases = [replace(case, brief=True) for case in cases_of(traits, tuple(plain))]
-    several = Case(Shape(m - 3, n + 5, k + 1, 2), alpha=2.0, beta=0.25 if traits.takes_beta else 0.0, brief=True)
+    several = Case(Shape(m - 4, n + 45, k + 4, 2), alpha=2.0, beta=0.25 if traits.takes_beta else 0.0, brief=True)
     cases += [
         replace(several, loose=True),
-        replace(several, shape=Shape(17, n - 1, k, 3), broadcast="a"),
-        replace(several, shape=Shape(m, 19, 2 * k, 2), broadcast="b,c,bias", loose=True),
+        replace(several, shape=Shape(17, n + 51, k + 3, 3), broadcast="a"),
+        replace(several, shape=Shape(m, 29, 2 * k, 2), broadcast="b,c,bias", loose=True),
     ]
     if traits.overwritten:
-        in_place = Case(Shape(m + 1, n // 2, k + 1, 2), -0.5, float(traits.takes_beta), loose=True, in_place=True)
+        in_place = Case(Shape(m + 5, n // 2 - 4, k + 6, 2), -0.5, float(traits.takes_beta), loose=True, in_place=True)
         cases.append(replace(in_place, brief=True))
     if traits.persistent:
         cases.append(replace(several, shape=Shape(m + 1, n + 1, k + 3, PERSISTENT_CTAS // 2 + 1)))

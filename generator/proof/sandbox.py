@@ -222,6 +222,9 @@ def require_well_formed(document: dict) -> None:
     for name, count in document["counters"].items():
         _require("counter", name, "str")
         _require("counter", count, "int")
+    _require("predicates", document["predicates"], "str")
+    if set(document["predicates"]) - set("0123"):
+        raise TypeError("predicates are not digits from 0 to 3")
 
 
 def _require(name: str, value: object, kind: str) -> None:

@@ -124,6 +124,8 @@ def _function(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> I
         names = ", ".join(f'"{name}"' for name in accumulators)
         yield f"static constexpr char const* accumulators[] = {{{names}}};"
         yield ""
+    yield f"static uint8_t seen[{len(predicated_lines(kernel)) + 1}];"
+    yield ""
     yield "static void kernel(void const* const* parameters) {"
     yield from (
         f"  uint64_t const parameter_{i} = reinterpret_cast<uintptr_t>(parameters[{i}]);"
@@ -137,6 +139,7 @@ def _function(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> I
     yield from _registers(kernel, accumulators)
     if accumulators:
         yield f"  ptx::AccumulatorRegisters<{len(accumulators)}> acc(accumulators);"
+    place_of = {line: place for place, line in enumerate(predicated_lines(kernel))}
     for together, run in groupby(kernel.body, lambda one: _copied(one, writer) is not None):
         if together:  # one statement, because the compiler takes long for hundreds of them
             yield "  " + writer.copies(_copied(one, writer) for one in run)
@@ -145,7 +148,7 @@ def _function(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> I
             if isinstance(one, Label):
                 yield f"{writer.label(one.name)}: ;"
             else:
-                yield from _instruction(one, writer)
+                yield from _instruction(one, writer, place_of.get(one.line, 0))
     yield "}"
     yield ""
 
@@ -193,19 +196,24 @@ def _names(one: object) -> Iterator[str]:
         yield from _names(tuple(vars(one).values()))
 
 
-def _instruction(one: Instruction, writer: Writer) -> Iterator[str]:
+def predicated_lines(kernel: Kernel) -> list[int]:
+    """Return the lines of the instructions with a predicate. The kernel reports which values each predicate has had."""
+    return [one.line for one in kernel.body if isinstance(one, Instruction) and one.predicate is not None]
+
+
+def _instruction(one: Instruction, writer: Writer, place: int) -> Iterator[str]:
     lines = list(statements(one, writer))
     if one.predicate is None:
         yield from (f"  {line}" for line in lines)
         return
     guard = writer.read(one.predicate, "pred", one.line)
-    yield f"  if ({'!' if one.negated else ''}{guard}) {{ " + " ".join(lines) + " }"
+    yield f"  if (ptx::noted(seen[{place}], {'!' if one.negated else ''}{guard})) {{ " + " ".join(lines) + " }"
 
 
 def _entry(kernel: Kernel) -> Iterator[str]:
     sizes = ", ".join(str(one.size_bytes) for one in kernel.parameters)
     yield f"static constexpr uint64_t parameter_bytes[] = {{{sizes}{', ' if sizes else ''}0}};"
     yield 'extern "C" int hgemm_emulate(hgemm_emulation const* request, char* report_json, size_t capacity) {'
-    yield f"  Kernel const entry = {{kernel, {len(kernel.parameters)}, parameter_bytes}};"
+    yield f"  Kernel const entry = {{kernel, {len(kernel.parameters)}, parameter_bytes, seen, sizeof seen - 1}};"
     yield "  return hgemm::executor::emulate(*request, entry, report_json, capacity);"
     yield "}"

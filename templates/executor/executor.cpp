@@ -38,7 +38,9 @@ std::string Machine::report() const {
   counters.add("bytes_shared_read", shared_read);
   counters.add("bytes_shared_written", shared_written);
   counters.add("steps", steps_);
-  return "{\"findings\": " + findings_.json() + ", \"sites\": " + costs_.json() + ", \"counters\": " + counters.json() + "}";
+  std::string predicates;
+  for (size_t i = 0; i < kernel_.seen_count; ++i) predicates += char('0' + kernel_.seen[i]);
+  return "{\"predicates\": " + quoted(predicates) + ", \"findings\": " + findings_.json() + ", \"sites\": " + costs_.json() + ", \"counters\": " + counters.json() + "}";
 }
 
 namespace {

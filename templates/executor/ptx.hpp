@@ -16,6 +16,12 @@
 
 namespace hgemm::executor::ptx {
 
+// Notes the value of an instruction's predicate: bit 0 for false, bit 1 for true.
+inline bool noted(uint8_t& seen, bool value) {
+  seen |= uint8_t(1 << value);
+  return value;
+}
+
 constexpr uint32_t rank_bit = 24;
 
 // ---- Memory: `line` is the line of the PTX -------------------------------------------------------------------------
