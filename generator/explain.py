@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from generator.spec import differing, symbol_of
 from generator.sweep import Candidate
 from generator.tables import cell, fitted
 from hgemm.launch import PARTIAL_TILES_PER_CTA
+from hgemm.model.cards import card_keys
 from hgemm.model.kernel import Size
 from hgemm.model.predict import card_for, report
 
@@ -75,6 +77,16 @@ def _layout_numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _other_cards(arch: str) -> str:
+    """Return which known cards of other architectures run kernels for this one, as the end of a sentence."""
+    found = []
+    for key in card_keys():
+        with suppress(RequestError):
+            if card_for(arch, key):
+                found.append(key)
+    return f"; these cards run its kernels, too: --device {', '.join(found)}" if found else ""
+
+
 def model_of(plan: Plan, question: Question) -> dict[str, Any]:
     """Return the predictions of the cost model for a plan. If the model lacks a number, `missing` names it.
 
@@ -82,7 +94,7 @@ def model_of(plan: Plan, question: Question) -> dict[str, Any]:
     """
     card = card_for(plan.spec.arch, question.device, question.sms)
     if card is None:
-        return {"missing": f"the cost model has no card for {plan.spec.arch}: name one with --device"}
+        return {"missing": f"no times: the cost model has no card for {plan.spec.arch}{_other_cards(plan.spec.arch)}"}
     try:
         return report(plan.spec.to_dict(), expected_resources(plan), card, question.size)
     except RequestError as error:

@@ -108,7 +108,7 @@ class Smem:
         if kind == "xor":
             found = _integers(text, r"xor:(\d),(\d{1,2}),(\d{1,2})", what, "xor:B,M,S, such as xor:2,3,3")
             return cls("xor", tuple(found))
-        raise unknown_word(what, text, ("auto", "none", "pad:H", "pad_alternate:H", "xor:B,M,S"))
+        raise unknown_word(what, text, ("auto", "none", "128B", "64B", "32B", "pad:H", "pad_alternate:H", "xor:B,M,S"))
 
     @property
     def pad_elements(self) -> int:
@@ -711,7 +711,7 @@ BY_FIELD = {row.name: row for row in FIELDS}
 _SHARED = {
     "dtype": f"Type of A and B: {_listed(_INPUTS)}.",
     "align": f"Alignment in elements: {_listed(_ALIGNS)}.",
-    "smem": "Placement of A and B: auto, none, pad:H, pad_alternate:H, xor:B,M,S.",
+    "smem": "Placement of A and B: auto, none, 128B, 64B, 32B (swizzles), pad:H, pad_alternate:H, xor:B,M,S.",
 }
 """Help of the options that set several fields."""
 

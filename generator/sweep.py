@@ -28,7 +28,18 @@ from generator.planner import (
     resolve,
     violations,
 )
-from generator.spec import DTYPE_BYTES, SPEC_OPTIONS, Request, Spec, SpecOption, Texts, option_of, parse_field
+from generator.spec import (
+    DTYPE_BYTES,
+    SPEC_OPTIONS,
+    Request,
+    Spec,
+    SpecOption,
+    Texts,
+    Tile,
+    WarpTile,
+    option_of,
+    parse_field,
+)
 from generator.tables import counted
 from hgemm.disk import read_text
 from hgemm.problem import ACTIVATIONS
@@ -263,12 +274,25 @@ class _Warps:
 
     def settled(self, name: str, known: Request) -> Any:
         """Return the value of field `name`. Raises: RequestError if the warps do not divide the CTA tile."""
-        tile = known.get("cta_tile") or resolve(known).cta_tile
+        tile = known.get("cta_tile") or _default_tile(known)
         if tile.m % self.m or tile.n % self.n:
             raise RequestError(
                 f"{self.called} {self.m}x{self.n} does not divide tile {tile}: choose warps that divide {tile.m} and {tile.n}"
             )
         return parse_field(name, f"{tile.m // self.m}x{tile.n // self.n}", f"{self.called} {self.m}x{self.n}:")
+
+
+def _default_tile(known: Request) -> Tile:
+    """Return the default CTA tile of a request that chooses warps, which wgmma does not support."""
+    spec = resolve(known)
+    return (
+        resolve({**known, "warp_tile": _USUAL_WARP_TILE}).cta_tile
+        if str(spec.mma).startswith("m64n")
+        else spec.cta_tile
+    )
+
+
+_USUAL_WARP_TILE = WarpTile(64, 64)
 
 
 @dataclass(frozen=True)

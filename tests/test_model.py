@@ -382,7 +382,11 @@ def test_explain_refuses_what_the_model_cannot_answer(capsys, arguments: list[st
 
 def test_explain_says_why_there_is_no_model(capsys) -> None:
     status, out, _ = hgemm(capsys, "explain", "--arch", "100")
-    assert status == 0 and "    the cost model has no card for sm_100: name one with --device\n" in out
+    assert (
+        status == 0
+        and "no times: the cost model has no card for sm_100; these cards run its kernels, too: --device rtx5090" in out
+    )
+    assert "no card for sm_121\n" in hgemm(capsys, "explain", "--arch", "121")[1]
     status, out, _ = hgemm(capsys, "explain", "--arch", "89", "--tile", "256x256x64", "--stages", "4", "--json")
     assert status == 2 and json.loads(out)[0]["model"] is None
 

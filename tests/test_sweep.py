@@ -269,6 +269,11 @@ def test_words_of_other_projects_mean_the_same(words: Texts, same: Texts) -> Non
     assert found.plan == expected.plan
 
 
+def test_warps_need_no_tile_where_wgmma_is_the_default() -> None:
+    (found,) = sweep([{"arch": "sm_90a", "warps": "2x2"}]).candidates
+    assert found.plan and str(found.plan.spec.warp_tile) == "64x64"
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [

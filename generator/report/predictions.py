@@ -79,7 +79,7 @@ def prediction_figures(found: Sequence[Predicted]) -> list[Figure]:
     """Return a chart of predicted rates for each card, and one of what limits the variants."""
     figures = []
     for card, of_card in _by_card(found).items():
-        best = max(of_card, key=lambda one: max(one.rates))
+        best = max(of_card, key=lambda one: (max(one.rates), one.record.symbol))
         words = (
             f"Predicted TFLOP/s of {counted(len(of_card), 'variant')} on square problems; "
             f"maximum {max(best.rates):.0f} by {short_name(best.record.symbol)}."
