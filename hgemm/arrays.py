@@ -268,6 +268,10 @@ def new_array(like: Any, shape: Shape, dtype: str = "") -> Any:
     raise ProblemError(f"out is missing, and a new {type(like).__name__} cannot be made: pass out")
 
 
+_NO_DEVICE = -1
+"""The device of a tensor on the CPU. Source: torch.Tensor.get_device."""
+
+
 def _torch() -> ArrayAdapter:
     torch = sys.modules["torch"]
     records_gradients = torch.is_grad_enabled
@@ -284,7 +288,12 @@ def _torch() -> ArrayAdapter:
 
     def stream(signature: Signature) -> int:
         device = signature[-1]
-        found: int = raw_stream(device) if raw_stream else torch.cuda.current_stream(device).cuda_stream
+        try:
+            found: int = raw_stream(device) if raw_stream else torch.cuda.current_stream(device).cuda_stream
+        except (RuntimeError, AssertionError):
+            if device == _NO_DEVICE:
+                raise HostArrayError("an operand") from None
+            raise
         return found
 
     def allocate(device: int, size_bytes: int) -> tuple[int, Any]:

@@ -104,8 +104,14 @@ def _rows(array: Any, name: str) -> Any:
 
 
 def _is_torch(array: Any) -> bool:
+    """Return whether an array is a tensor that the operator of torch computes with: one on a GPU."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
+    if torch is None or not isinstance(array, torch.Tensor):
+        return False
+    return array.device.type != "cpu" or (
+        "hgemm.torch.operator" in sys.modules
+        and bool(torch._C._dispatch_has_kernel_for_dispatch_key("hgemm::matmul", "CPU"))
+    )
 
 
 def _of_torch() -> Any:

@@ -33,25 +33,37 @@ class HostLibrary(KernelSource, Protocol):
 
 
 def multiply(library: HostLibrary, arrays: Mapping[str, Any], options: MatmulOptions) -> None:
-    """Compute a product of NumPy arrays with a kernel of a library on the CPU. D and further results are written.
+    """Compute a product of NumPy arrays, or of torch tensors on the CPU, on the CPU. D and further results are written.
 
     The kernel is one for the newest architecture whose kernels support the product. The results are those of its tensor cores.
 
-    Raises: ProblemError if there is a GPU, an array is no NumPy array, or the product would take too long; UnsupportedError if no
+    Raises: ProblemError if there is a GPU, an array is elsewhere, or the product would take too long; UnsupportedError if no
         kernel supports it; LibraryError if the generator is not installed; NoCompiler without a C++ compiler.
     """
-    numpy = sys.modules["numpy"]
-    given = {name: array for name, array in arrays.items() if array is not None}
+    import numpy  # programs with a GPU may lack it
+
+    given = {name: _as_numpy(array) for name, array in arrays.items() if array is not None}
     host = [name for name, array in given.items() if isinstance(array, numpy.ndarray)]
     if not host or has_gpu():
         raise HostArrayError((host or [*given])[0])
     if others := [name for name in given if name not in host]:
         raise ProblemError(
-            f"{host[0]} is a NumPy array and {others[0]} a {type(given[others[0]]).__name__}: pass NumPy arrays only"
+            f"{host[0]} is a NumPy array and {others[0]} a {type(given[others[0]]).__name__}: "
+            "pass arrays of NumPy only, or copy all to a GPU"
         )
     if given["D"].size:
         choose = partial(_choose, library, options)
         plugin.load("a product of NumPy arrays").multiply(MultiplyRequest(library.folder, given, choose))
+
+
+def _as_numpy(array: Any) -> Any:
+    """Return the array of NumPy that shares the memory of a torch tensor on the CPU; other arrays as they are."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor) or array.device.type != "cpu":
+        return array
+    if array.dtype is torch.bfloat16:
+        raise ProblemError("NumPy has no bf16, so that a product on the CPU is not possible: pass f16 or f32")
+    return array.detach().numpy()
 
 
 def has_gpu() -> bool:

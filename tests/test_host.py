@@ -76,6 +76,15 @@ def test_arrays_that_cannot_be_multiplied_are_refused(library: hgemm.Library, mo
         library.matmul(x, w)
 
 
+def test_tensors_of_torch_on_the_cpu_are_computed_like_arrays(library: hgemm.Library, on_cpu: None) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    x, w = torch.from_numpy(draw(40, 56)), torch.from_numpy(draw(72, 56))
+    y = library.matmul(x, w.t())
+    assert isinstance(y, torch.Tensor) and torch.equal(y.double(), (x.double() @ w.double().t()).half().double())
+    with pytest.raises(ProblemError, match="NumPy has no bf16"):
+        library.matmul(x.bfloat16(), w.t().bfloat16())
+
+
 def test_a_kernel_that_this_version_does_not_write_is_not_run(
     library: hgemm.Library, on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
