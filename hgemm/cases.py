@@ -158,18 +158,17 @@ def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
     `workers` CTAs, or clusters, are resident. They stand in the cases of devices and of the CPU.
     """
     cases = []
-    if traits.persistent or traits.max_ctas:  # D is small, so that many tiles of many k-tiles cost little
-        long_k = (traits.stages + 1) * traits.tile_k  # each tile reuses a stage, another one than the tile before
-        turns = Case(Shape(9, 8, long_k, _RING_BATCH * workers), *_scalars(traits, 2), broadcast="a")
-        biases = len(BIASES) if traits.decides_bias else 1
-        for splits in (1, 2) if traits.decides_splits else (1,):
-            options = LaunchOptions(splits, 0, 2)
-            cases.append(replace(turns, options=options))
-            if traits.beta:  # the epilogue without C reuses its shared memory, too
-                few = Shape(9, traits.tile_n + 8, splits * traits.tile_k, (_RING_BATCH // 2 + 1) * workers)
-                cases += [
-                    Case(few, 2.0, broadcast="a", once=True, options=options)
-                ] * biases  # `varied` gives each another bias
+    repeats = traits.persistent or traits.max_ctas > 0
+    for splits in (1, 2) if traits.decides_splits else (1,):
+        options = LaunchOptions(splits, 0, 2)
+        if repeats:  # D is small, so that many tiles of many k-tiles cost little
+            long_k = (traits.stages + 1) * traits.tile_k  # each tile reuses a stage, another one than the tile before
+            turns = Shape(9, 8, long_k, _RING_BATCH * workers)
+            cases.append(Case(turns, *_scalars(traits, 2), broadcast="a", options=options))
+        if traits.beta and (repeats or traits.decides_bias):  # the epilogue without C is another one, for each kind of bias
+            few = Shape(9, traits.tile_n + 8, splits * traits.tile_k, (_RING_BATCH // 2 + 1) * workers)
+            biases = len(BIASES) if traits.decides_bias else 1  # `varied` gives each case another one
+            cases += [Case(few, 2.0, broadcast="a", once=True, options=options)] * biases
     cases += raster_cases(traits)
     side = 17 + 2 * traits.align_d
     aliased = Case(Shape(side, side, traits.tile_k + 1, 2), *_scalars(traits, 1), loose=True, once=True)
