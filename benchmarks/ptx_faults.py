@@ -38,6 +38,7 @@ from hgemm.record import PTX_NAME
 
 _SM_80 = {"arch": "sm_80", "tile": "64x64x32", "stages": "3"}
 _WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "persistent"}
+_AT_LAUNCH = {"schedule": "launch", "raster": "launch", "bias": "launch"}
 KERNELS = {
     "mma_sync": _SM_80,
     "register copy": {"arch": "sm_75", "tile": "64x64x32", "stages": "2"},
@@ -47,6 +48,11 @@ KERNELS = {
     "wgmma cp_async": {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "copy": "cp_async", "mma": "m64n64k16"},
     "stream_k": {**_SM_80, "schedule": "stream_k"},
     "mma_sync_direct": {"arch": "sm_90", "tile": "16x64x128", "copy": "ldg"},
+    "split_k_cluster": {**_WGMMA, "tile": "128x128x64", "schedule": "split_k_cluster:2"},
+    "split_k_cluster, few subtiles": {**_WGMMA, "tile": "128x64x64", "schedule": "split_k_cluster:3"},
+    "cluster of 2x2": {**_WGMMA, "tile": "128x64x64", "cooperation": "cooperative", "cluster": "2x2"},
+    "stream_k, ping-pong": {**_WGMMA, "schedule": "stream_k", "cooperation": "pingpong", "cluster": "2x1"},
+    "splits at launch": {**_WGMMA, **_AT_LAUNCH, "tile": "128x64x64", "serial_parts": "on", "cluster": "1x2"},
 }
 """The options of the kernels that faults are seeded into: each family, copy and schedule that waits in another way."""
 TIMEOUT_S = 60.0
@@ -176,7 +182,7 @@ def rows_of(name: str, symbol: str, library: Library, args: argparse.Namespace) 
     requests = [request_of(made, one.ptx.encode(), variant.record.data, args.shapes) for one in faults]
     for fault, (outcome, _) in zip(faults, workers(args.jobs, TIMEOUT_S).check_all(requests), strict=True):
         found = found_by(outcome)
-        print(f"{name:16}{fault.way:7}{fault.line:6}  {found:32}  {fault.instruction}", file=sys.stderr)
+        print(f"{name:30}{fault.way:7}{fault.line:6}  {found:32}  {fault.instruction}", file=sys.stderr)
         yield {
             "kernel": name,
             "line": fault.line,

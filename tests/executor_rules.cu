@@ -104,6 +104,10 @@ struct Thread {
       put(atoms::ld_shared(&shared.words[index - 64]));
     }
   }
+  HGEMM_DEVICE void whole_warps() const {
+    atoms::named_barrier(3, fault ? 127 : 128);
+    put(7);
+  }
   HGEMM_DEVICE void fences_between_ctas() const {  // CTAs add up what each of them leaves in memory; the last one sees all of it
     atoms::st_global(p.scratch + 1 + atoms::cta_x() * 128 + index, 1u);
     if (!fault) atoms::global_fence();
@@ -491,7 +495,7 @@ struct Thread {
 #define RULES(DO)                                                                                                         \
   DO(neighbours_of_a_cta) DO(neighbours_of_a_warp) DO(overwritten_while_read) DO(halves_of_a_word)                        \
   DO(a_barrier_for_all) DO(a_collective_for_all) DO(fragments_of_a_warp) DO(fragments_aligned) DO(named_barriers)         \
-  DO(fences_between_ctas) DO(endless) DO(initialised)                                                                     \
+  DO(whole_warps) DO(fences_between_ctas) DO(endless) DO(initialised)                                                     \
   DO(inside_shared) DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited)              \
   DO(copies_finished) DO(copies_arrived) DO(stores_of_copies_fenced)                                                      \
   DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced) DO(barriers_begun)                     \

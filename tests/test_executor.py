@@ -68,6 +68,7 @@ EXPECTED = {
     "fragments_of_a_warp": {"wmma"},
     "fragments_aligned": {"wmma"},
     "named_barriers": {"divergence", "deadlock", "race"},
+    "whole_warps": {"divergence"},
     "fences_between_ctas": {"race"},
     "endless": {"endless"},
     "initialised": {"uninitialised", "poison"},

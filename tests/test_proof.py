@@ -580,8 +580,9 @@ def test_every_cta_gets_six_tiles_if_there_are_enough() -> None:
     persistent, one_tile = LaunchTraits.of(record("persistent")), LaunchTraits.of(record())
     tile = persistent.tile_m
     for tiles, ctas in ((1, 1), (6, 1), (12, 2), (17, 2), (18, 3), (100, 3)):
-        assert workers_of(persistent, Problem(tiles * tile, 1, 1)) == ctas
+        assert workers_of(persistent, Problem(tiles * tile, 1, persistent.tile_k)) == ctas
         assert workers_of(one_tile, Problem(tiles * tile, 1, 1)) == PERSISTENT_CTAS
+        assert workers_of(persistent, Problem(tiles * tile, 1, 1)) == max(1, tiles - 1)
 
 
 def test_memory_that_is_reserved_holds_what_is_written() -> None:

@@ -77,4 +77,4 @@ def test_a_fence_of_mbarriers_is_for_the_cluster_and_the_tma() -> None:
 
 def test_the_kernels_of_the_table_are_legal_and_differ() -> None:
     plans = {name: sweep([options]).plans for name, options in KERNELS.items()}
-    assert all(len(found) == 1 for found in plans.values()) and len({*plans.values()}) == len(KERNELS) == 8
+    assert all(len(found) == 1 for found in plans.values()) and len({*plans.values()}) == len(KERNELS) == 13

@@ -48,20 +48,25 @@ def nvrtc(
     folders: Sequence[Path],
     options: Sequence[str] = (),
     stand_ins: Mapping[str, str] | None = None,
+    name: str = "kernel.cu",
 ) -> str:
     """Compile CUDA C++ to PTX with NVRTC and the headers of the installed CUDA wheels.
 
     `stand_ins` are texts of headers that NVRTC lacks, such as those of the host's standard library.
     """
-    from cuda.bindings import nvrtc as lib
+    try:
+        from cuda.bindings import nvrtc as lib
 
-    from generator.build.toolchain import cuda_include
+        from generator.build.toolchain import cuda_include
 
+        lib.nvrtcVersion()
+    except (ImportError, RuntimeError):  # cuda.pathfinder's error for a missing library is a RuntimeError
+        missing("NVRTC", "run the script with the Python that has `hgemm`")
     cuda = cuda_include()
     places = [f"-I{folder}" for folder in (*folders, cuda, cuda / "cccl")]
     arguments = [word.encode() for word in (f"-arch={arch}", "-default-device", *places, *options)]
     headers = {name.encode(): text.encode() for name, text in (stand_ins or {}).items()}
-    _, program = lib.nvrtcCreateProgram(source.encode(), b"kernel.cu", len(headers), [*headers.values()], [*headers])
+    _, program = lib.nvrtcCreateProgram(source.encode(), name.encode(), len(headers), [*headers.values()], [*headers])
     (status,) = lib.nvrtcCompileProgram(program, len(arguments), arguments)
     log = _text(lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog, program)
     if int(status):

@@ -1,6 +1,6 @@
 """Check a matrix product and a softmax written in Triton, for sm_80 and sm_90, on a machine without a GPU.
 
-pip install triton
+pip install triton==3.6.0
 python examples/sanitize/triton_kernels.py
 """
 
@@ -17,7 +17,7 @@ try:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 except ImportError:
-    missing("triton", "pip install triton")
+    missing("triton", "pip install triton==3.6.0")
 
 BLOCK_M, BLOCK_N, BLOCK_K, GROUP = 64, 64, 32, 2
 M, N, K = 160, 144, 208

@@ -118,9 +118,12 @@ class EmulatedKernel:
 def workers_of(traits: LaunchTraits, problem: Problem, most: int = PERSISTENT_CTAS) -> int:
     """Return how many CTAs, or clusters, share the tiles of a problem: so few that each gets TILES_PER_CTA, if possible.
 
-    Those that share the k of a tile must be several.
+    Those that share the k of a tile must be several. With less than one k-tile there is one CTA less than tiles: so the first tile of
+    a CTA may be any, as on a large GPU, and one CTA has two.
     """
     items = ctas(traits, problem.m, problem.n, problem.batch, problem.options) // traits.cluster[0]
+    if problem.k < traits.tile_k and (traits.persistent or traits.grid_rule == "stream_k"):
+        return max(1, items - 1)
     if traits.grid_rule == "stream_k":
         return STREAM_K_WORKERS if items == STREAM_K_WORKERS + 1 else most
     if not traits.persistent or (traits.decides_splits and problem.options.splits > 1):
@@ -254,11 +257,11 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         Shape(m + 1, n, 2 * k),
         Shape(m, n + 11, 2 * k),
         Shape(17, n, long_k),
-        Shape(m // 2 + 3, n + n // 2 - 3, k // 2 - 3),
+        Shape(m // 2 + 3, n + 35, k // 2 - 3),
         Shape(1, 1, 1),  # all splits but one are empty
         Shape(m - 1, n - 1, k),  # fewer k-tiles than stages
         Shape(m + 6, n + 21, 3 * k - 1),
-        Shape(1, n + 10, 2 * k + 8),
+        Shape(1, n + 42, 2 * k + 8),
         Shape(m + 2, n + 16, k + 2),  # by TMA, without C
     ]
     cases = [replace(case, brief=True) for case in cases_of(traits, tuple(plain))]
@@ -269,7 +272,7 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         replace(several, shape=Shape(m, 29, 2 * k, 2), broadcast="b,c,bias", loose=True),
     ]
     if traits.overwritten:
-        in_place = Case(Shape(m + 5, n // 2 - 4, k + 6, 2), -0.5, float(traits.takes_beta), loose=True, in_place=True)
+        in_place = Case(Shape(m + 5, n // 2 + 4, k + 6, 2), -0.5, float(traits.takes_beta), loose=True, in_place=True)
         cases.append(replace(in_place, brief=True))
     if traits.persistent:
         cases.append(replace(several, shape=Shape(m + 1, n + 1, k + 3, PERSISTENT_CTAS // 2 + 1)))

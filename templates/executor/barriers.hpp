@@ -105,6 +105,11 @@ void Machine::arrive_at_barrier(Warp& warp, uint32_t lanes) {
                   barrier.expected);
     });
   }
+  if (expected % 32) {
+    findings_.add("divergence", first.site, [&] {
+      return text("CTA %u barrier %u: %u threads are expected, which are not whole warps", cta.number, first.number, expected);
+    });
+  }
   barrier.expected = expected;
   bool const waits = first.kind == Kind::barrier_sync;
   for (uint32_t rest = lanes; rest; rest &= rest - 1) {
