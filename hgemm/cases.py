@@ -165,7 +165,8 @@ def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
             long_k = (traits.stages + 1) * traits.tile_k  # each tile reuses a stage, another one than the tile before
             turns = Shape(9, 8, long_k, _RING_BATCH * workers)
             cases.append(Case(turns, *_scalars(traits, 2), broadcast="a", options=options))
-        if traits.beta and (repeats or traits.decides_bias):  # the epilogue without C is another one, for each kind of bias
+        if traits.beta and (repeats or traits.decides_bias):
+            # Without C there is another epilogue, for each kind of bias. It reuses its shared memory, too.
             few = Shape(9, traits.tile_n + 8, splits * traits.tile_k, (_RING_BATCH // 2 + 1) * workers)
             biases = len(BIASES) if traits.decides_bias else 1  # `varied` gives each case another one
             cases += [Case(few, 2.0, broadcast="a", once=True, options=options)] * biases

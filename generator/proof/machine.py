@@ -118,8 +118,8 @@ class EmulatedKernel:
 def workers_of(traits: LaunchTraits, problem: Problem, most: int = PERSISTENT_CTAS) -> int:
     """Return how many CTAs, or clusters, share the tiles of a problem: so few that each gets TILES_PER_CTA, if possible.
 
-    Those that share the k of a tile must be several. With less than one k-tile there is one CTA less than tiles: so the first tile of
-    a CTA may be any, as on a large GPU, and one CTA has two.
+    Those that share the k of a tile must be several. With less than one k-tile, there is one CTA less than tiles: so the first tile
+    of a CTA may be any, as on a large GPU, and one CTA has two.
     """
     items = ctas(traits, problem.m, problem.n, problem.batch, problem.options) // traits.cluster[0]
     if problem.k < traits.tile_k and (traits.persistent or traits.grid_rule == "stream_k"):

@@ -25,6 +25,7 @@ struct KRange {
 template <class Policy>
 struct CtaThreads {
   static constexpr int count = Policy::threads;
+  static constexpr bool epilogue_overwrites_flags = true;  // in shared memory
 
   HGEMM_DEVICE static int index() { return atoms::thread_index(); }
   HGEMM_DEVICE static void barrier() { atoms::cta_barrier(); }

@@ -118,7 +118,7 @@ struct SplitK {
     }
     Threads::barrier();
     bool const last = atoms::ld_shared(&is_last);
-    Threads::barrier();  // the epilogue overwrites is_last
+    if constexpr (Threads::epilogue_overwrites_flags) Threads::barrier();
     return last;
   }
 

@@ -15,6 +15,7 @@ namespace hgemm {
 template <class Policy>
 struct ConsumerThreads {
   static constexpr int count = Policy::warps_m * Policy::warps_n * 32;
+  static constexpr bool epilogue_overwrites_flags = false;
 
   HGEMM_DEVICE static int index() { return atoms::thread_index(); }
   HGEMM_DEVICE static void barrier() { atoms::named_barrier(1, count); }

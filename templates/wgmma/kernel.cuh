@@ -54,6 +54,7 @@ struct ClusterTile : Policy {
 template <class Policy>
 struct ConsumerThreads {
   static constexpr int count = (Policy::pingpong ? 1 : Policy::consumers) * 128;
+  static constexpr bool epilogue_overwrites_flags = false;
 
   HGEMM_DEVICE static int index() { return Policy::pingpong ? atoms::thread_index() % count : atoms::thread_index(); }
   HGEMM_DEVICE static void barrier() {
