@@ -323,10 +323,20 @@ def of_problems(launches: Launches, wanted: np.ndarray) -> Launches:
     return launches[wanted[launches.at]]
 
 
-def judged(data: Mapping[str, Launches], rows: Sequence[Row], kept: np.ndarray | None) -> Iterator[tuple[str, str]]:
+def folds_of(documents: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Return the fold of each problem of each GPU. A problem that was measured more than once is in one fold."""
+    extents: dict[str, list[tuple[int, ...]]] = {}
+    for document in documents:
+        extents.setdefault(document["device"], []).extend(tuple(problem[:3]) for problem in document["problems"])
+    every = sorted({one for of_device in extents.values() for one in of_device})
+    fold = dict(zip(every, np.random.default_rng(0).permutation(len(every)) % FOLDS, strict=True))
+    return {device: np.array([fold[one] for one in of_device]) for device, of_device in extents.items()}
+
+
+def judged(
+    data: Mapping[str, Launches], folds: Mapping[str, np.ndarray], rows: Sequence[Row], kept: np.ndarray | None
+) -> Iterator[tuple[str, str]]:
     """Yield titles and figures: the model alone, and calibrations by the same GPU, by the others, and by all, in folds."""
-    counts = {device: int(launches.at.max()) + 1 for device, launches in data.items()}
-    folds = {device: np.random.default_rng(0).permutation(count) % FOLDS for device, count in counts.items()}
     for device, launches in data.items():
         yield f"{device}: model alone", summary(losses(launches, rows, None, kept))
         if len(data) > 1:
@@ -390,7 +400,7 @@ def judge_command(files: Sequence[Path], catalog: bool) -> None:
         click.echo(f"{kept.sum()} of {len(rows)} kernels are in the catalog")
         for device, launches in data.items():
             click.echo(f"{device}: the best kernel of the catalog: {summary(_best_of(launches, kept))}")
-    for title, figures in judged(data, [*rows.values()], kept):
+    for title, figures in judged(data, folds_of(documents), [*rows.values()], kept):
         click.echo(f"{title}: {figures}")
     for document in documents:
         ratios = [(first, best, times[0][1]) for *_, first, best, times in document["problems"] if first and best]
