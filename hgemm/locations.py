@@ -86,6 +86,6 @@ def regenerate_hint(library: Path | None) -> str:
 
 def missing_hint(library: Path) -> str:
     """Return what to do if there is no library at a path."""
-    if not library_suffix(library) and Path(CHECKOUT_LIBRARY).is_dir():
+    if not (library_suffix(library) or os.environ.get(LIBRARY_VARIABLE)) and Path(CHECKOUT_LIBRARY).is_dir():
         return f"name the folder `{CHECKOUT_LIBRARY}`, the default of older versions, or run `generate`"
     return "run `generate` first, or name another folder"

@@ -87,3 +87,6 @@ def test_a_library_of_older_versions_in_the_current_folder_is_named(
     (tmp_path / "emitted").mkdir()
     with pytest.raises(LibraryError, match="name the folder `emitted`, the default of older versions"):
         require_library(installed)
+    monkeypatch.setenv("HGEMM_LIBRARY", str(installed))
+    with pytest.raises(LibraryError, match="run `generate` first, or name another folder"):
+        require_library(installed)
