@@ -358,6 +358,27 @@ def test_accumulators_of_wgmma_are_checked_register_by_register(host_toolchain: 
         assert (out == 1).all()  # the copy of an accumulator in flight has its value after the wait
 
 
+@pytest.mark.parametrize(
+    "between, accumulators, message",
+    [
+        ("", "%f1, %f2, %f3, %f4", ""),
+        ("", "%f1, %f3, %f2, %f4", "of another shape or order"),
+        ("mov.f32 %f2, %f3;", "%f1, %f2, %f3, %f4", "of another shape or order"),
+        ("add.f32 %f2, %f2, %f3;", "%f1, %f2, %f3, %f4", "accesses %f2, which a wgmma in flight writes"),
+    ],
+)
+def test_a_second_wgmma_has_the_accumulators_of_the_first(host_toolchain, between, accumulators, message):
+    (first,) = (line for line in ACCUMULATORS.splitlines() if "mma_async" in line)
+    text = ACCUMULATORS.replace(first, f"{first}\n{between}\n{first.replace('%f1, %f2, %f3, %f4', accumulators)}")
+    executable = Executable(host_toolchain.executable("accumulate", text), text)
+    out = np.zeros(128, np.float32)
+    region = Region("D", out.ctypes.data, 1, 512, 512, 1, 0, 4, abi.WRITABLE | abi.WRITE_ONCE)
+    parameters = (struct.pack("<Q", out.ctypes.data), struct.pack("<I", 0))
+    launch = Launch((1, 1, 1), (1, 1, 1), 128, 4096, parameters, (region,), 1, 10000)
+    found = executable.run(launch, Adversary("late", "ahead_low", 1)).findings
+    assert any(message in one.message for one in found) if message else not found, found
+
+
 @pytest.mark.slow
 def test_line_information_leaves_the_instructions_as_they_are(small_library):
     variant = small_library.load(next(iter(small_library.records())).symbol)

@@ -90,6 +90,7 @@ struct WgmmaRegisters {
   uint64_t* tokens;
   uint32_t count;
   bool any_accessed = false;  // false: no token is `accessed`
+  uint32_t changes = 0;       // accesses and copies of registers so far
 };
 
 // st.async: the mbarrier that counts the bytes, and 1 + the rank of its CTA, or 0.

@@ -119,12 +119,17 @@ struct AccumulatorRegisters {
 
   explicit AccumulatorRegisters(char const* const* names) : names(names) { memset(values, 0xff, sizeof values); }
   void access(int line, int i) {
-    if (tokens[i] > WgmmaRegisters::accessed) register_in_flight(line, names[i]);
-    else mark_accessed(i);
+    if (tokens[i] > WgmmaRegisters::accessed) {
+      register_in_flight(line, names[i]);
+      ++file.changes;
+    } else {
+      mark_accessed(i);
+    }
   }
   void mark_accessed(int i) {
     tokens[i] = WgmmaRegisters::accessed;
     file.any_accessed = true;
+    ++file.changes;
   }
   __attribute__((noinline)) uint32_t read(int line, int i) {
     access(line, i);
@@ -142,6 +147,7 @@ struct AccumulatorRegisters {
   // mov from one to the other, in this order: pairs of `to` and `from`.
   template <int PAIRS>
   void copy(uint16_t const (&pairs)[PAIRS][2]) {
+    ++file.changes;
     for (auto const& [to, from] : pairs) {
       tokens[to] = tokens[from];
       values[to] = values[from];
@@ -149,6 +155,7 @@ struct AccumulatorRegisters {
   }
   // The same for neighbours, which do not overlap.
   __attribute__((noinline)) void copy(int to, int from, int count) {
+    ++file.changes;
     memcpy(tokens + to, tokens + from, size_t(count) * sizeof tokens[0]);
     memcpy(values + to, values + from, size_t(count) * sizeof values[0]);
   }

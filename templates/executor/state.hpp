@@ -158,7 +158,9 @@ struct Accumulators {
   std::vector<float> d;   // (16, n)
   uint32_t count = 0;     // registers of a lane
   uint32_t users = 0;    // wgmmas in flight
-  uint32_t version = 0;  // number of wgmmas so far
+  uint32_t version = 0;  // number of wgmmas so far that found the registers changed
+  std::vector<uint16_t> list;  // their registers at the last wgmma
+  uint32_t changes[32] = {};   // WgmmaRegisters::changes of each lane at that time
 };
 
 struct Warpgroup {

@@ -125,6 +125,18 @@ HGEMM_CLONES static bool renumber(uint64_t* tokens, uint32_t count, uint64_t bef
   return different != 0;
 }
 
+// Tells whether a wgmma names the registers of the last wgmma with these accumulators, and nothing has touched a register since.
+// Then their tokens are as it left them, and no copy of them exists.
+static bool has_kept_registers(Wgmma const& op, int quarter, Accumulators const& accumulators) {
+  uint32_t const count = registers_of(op);
+  bool const same = accumulators.list.size() == count && accumulators.d.size() >= 16 * op.arguments.n &&
+                    memcmp(accumulators.list.data(), op.arguments.list, count * sizeof(uint16_t)) == 0;
+  for (int i = 0; same && i < 32; ++i) {
+    if (static_cast<WgmmaRegisters const*>(op.d[quarter][i])->changes != accumulators.changes[i]) return false;
+  }
+  return same;
+}
+
 // Moves the accumulators out of the caller's registers. These must all be ready, or all hold the accumulators of one earlier wgmma in flight,
 // in the same order. Compilers copy registers between wgmmas in flight, but ptxas gives such copies the same register.
 void Machine::take_accumulators(Warp& warp, Wgmma& op, int quarter) {
@@ -137,6 +149,7 @@ void Machine::take_accumulators(Warp& warp, Wgmma& op, int quarter) {
   bool const first = accumulators.users++ == 0;
   uint32_t const count = registers_of(op);
   if (first) check_fenced(warp);
+  if (!first && has_kept_registers(op, quarter, accumulators)) return;
   bool mixed = !first && accumulators.count != count, accessed = false;
   accumulators.count = count;
   if (accumulators.d.size() < 16 * op.arguments.n) accumulators.d.resize(16 * op.arguments.n, float_of(~0u));
@@ -169,6 +182,11 @@ void Machine::take_accumulators(Warp& warp, Wgmma& op, int quarter) {
     }
   }
   for (uint32_t j = 0; j < count; ++j) mixed |= file(0).tokens[list[j]] != (after | j);  // a register that is listed twice
+  accumulators.list.assign(list, list + count);
+  for (int i = 0; i < 32; ++i) {
+    accumulators.changes[i] = file(i).changes;
+    file(i).changes += mixed;  // tokens of other accumulators may be lost
+  }
   if (accessed) {
     findings_.add("wgmma", warp.lanes[0].operation->site, [&] {
       return describe(warp.lanes[0]) + ": an accumulator was accessed after the last wgmma fence";
@@ -192,6 +210,7 @@ void Machine::take_a(Warp& warp, Wgmma& op, int quarter) {
       uint64_t& token = registers.tokens[op.arguments.a_list[j]];
       accessed |= token == WgmmaRegisters::accessed;
       mixed |= token > WgmmaRegisters::accessed && (token & WgmmaRegisters::input) == 0;
+      registers.changes += mixed;
       token = op.a_number[quarter] << 32 | WgmmaRegisters::input;
       op.a_values[quarter][size_t(i) * 4 + size_t(j)] = registers.values[op.arguments.a_list[j]];
     }
