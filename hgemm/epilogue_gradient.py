@@ -73,21 +73,21 @@ def values_of(epilogue: Epilogue) -> list[Value]:
     return found
 
 
-def gradients(epilogue: Epilogue, results: Iterable[int] = (0,)) -> dict[str, Value]:
+def gradients(epilogue: Epilogue, given_by: Mapping[int, Input] | None = None) -> dict[str, Value]:
     """Return the gradients of a loss by the accumulators, `acc` and `up`, and by the inputs by name, where there is one.
 
-    `results` are those that the loss depends on: 0 is D, 1 is out1, and so on. The values take the same leaves as the
-    expression, and `gradient_of` these results. They may have the operations `row_sum` and `row_max`, which reduce the rows
-    of D.
+    `given_by` has the results that the loss depends on, 0 for D, 1 for out1, and so on, and the input that is the gradient by
+    each: by default, D and its `gradient_of`. The values take these and the leaves of the expression. They may have the
+    operations `row_sum` and `row_max`, which reduce the rows of D.
 
     Shapes: the gradient of a reduction is (m, 1), like its value.
     """
     nodes = values_of(epilogue)
     given: dict[Value, Value] = {}
-    for result in results:
+    for result, its_gradient in ({0: gradient_of(0)} if given_by is None else given_by).items():
         output = epilogue.outputs[result - 1] if result else None
         node = nodes[output.node if output else epilogue.result]
-        part = Value("input", given=gradient_of(result))
+        part = Value("input", given=its_gradient)
         if output and output.reduce == "max":  # equal maxima share it, as with torch.amax
             largest = where(node == Value("row_max", (node,)), 1.0, 0.0)
             part = part * largest / Value("row_sum", (largest,))

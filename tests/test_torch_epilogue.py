@@ -85,6 +85,41 @@ def test_gradients_are_those_of_finite_differences(formula: str, batch: tuple[in
     torch.autograd.gradcheck(run, (a, b, *inputs.values()), fast_mode=True)
 
 
+@pytest.mark.parametrize("batch, shared", [((), False), ((2,), True)])
+@pytest.mark.parametrize(
+    "formula", [name for name in FORMULAS if name not in ("constant slope", "results", "results of a pair")]
+)
+def test_one_launch_computes_the_derivatives(
+    formula: str, batch: tuple[int, ...], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expression, asked = as_epilogue(FORMULAS[formula]), []
+    (a, b), inputs = operands(expression, batch, shared)
+    monkeypatch.setattr(fused_operator, "_has_kernel", lambda found: asked.append(found) or True)
+    computed = fused_operator._computed
+
+    def without_product(values, leaves):
+        assert not leaves.given or not fused_operator._uses_product(values.values())
+        return computed(values, leaves)
+
+    monkeypatch.setattr(fused_operator, "_computed", without_product)
+
+    def run(a, b, *arrays):
+        return hgemm_torch.fused(a, b, expression, dict(zip(inputs, arrays)), alpha=0.5)
+
+    torch.autograd.gradcheck(run, (a, b, *inputs.values()), fast_mode=True)
+    assert {*asked} == {hgemm_torch.backward_epilogue(expression, "f32").hash}
+
+
+def test_derivatives_without_a_kernel_are_told() -> None:
+    found = hgemm_torch.backward_epilogue(epilogues.swiglu)
+    assert [one.name for one in found.inputs] == ["gradient0"] and len(found.outputs) == 1 and found.gated
+    named = hgemm_torch.backward_epilogue("gradient0: Matrix; y = gelu(acc) * gradient0; (y, f32(y), row_sum(y))")
+    assert {"gradient0", "gradient0_", "gradient1", "gradient2"} == {one.name for one in named.inputs}
+    for formula in ("2 * acc + bias", "(relu(acc), row_max(acc))"):
+        with pytest.raises(ProblemError, match="one launch does not compute the derivatives"):
+            hgemm_torch.backward_epilogue(formula)
+
+
 def test_the_derivative_by_b_of_a_pair_is_that_of_separate_products() -> None:
     x, gate, up = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((M, K), (K, 8), (K, 8)))
     found = hgemm_torch.fused(x, interleave(gate, up), epilogues.swiglu)

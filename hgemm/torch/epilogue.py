@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hgemm.epilogue import PAIR_COLUMNS, Epilogue, columns_of_d, parse_epilogue
+from hgemm.epilogue import OF_PROBLEM, PAIR_COLUMNS, Epilogue, EpilogueError, Input, columns_of_d, parse_epilogue
 from hgemm.epilogue_gradient import evaluate, gradient_of, gradients, needed
-from hgemm.epilogue_language import Value, as_epilogue
+from hgemm.epilogue_language import Value, as_epilogue, expression_of, f32
 from hgemm.errors import ProblemError
 from hgemm.gated import interleave
+from hgemm.problem import Kind
 from hgemm.torch import operator
 
 SCHEMA = (
@@ -70,8 +72,8 @@ def fused(
     If the expression has several results, return a tuple of tensors. A reduction of rows is (m,) in f32.
 
     `epilogue` is a Python function, a text, or a traced function, as for Library.matmul. The backward pass computes the product
-    again if a derivative needs it, and sums gradients of inputs in f32. Tensors among the inputs are converted to the types
-    that the expression has.
+    again if a derivative needs it, in one launch if the library has a kernel of `backward_epilogue`. It sums gradients of inputs
+    in f32. Tensors among the inputs are converted to the types that the expression has.
 
     Shapes: as Library.matmul.
     Raises: ProblemError for inputs that the expression lacks, or that are missing, and as Library.matmul.
@@ -189,14 +191,19 @@ def _backward(ctx: Any, of_results: Sequence[Tensor | None]) -> tuple[Any, ...]:
     assert expression is not None
     names = options["names"][: len(arrays)]
     given = {at: gradient for at, gradient in enumerate(of_results) if gradient is not None}
-    derivatives = gradients(expression, given)
-    accumulators = ["acc", "up"] if expression.gated else ["acc"]
+    if not given:
+        return None, None, [None] * len(names)
+    derivatives = gradients(expression, {at: gradient_of(at) for at in given})
+    accumulators = _accumulators(expression)
     wanted = {name for name, is_needed in zip(names, needed_arrays, strict=True) if is_needed and name in derivatives}
     wanted |= {*accumulators} if needs_a or needs_b else set()
     values = {name: derivatives[name] for name in derivatives if name in wanted}
     leaves = _Leaves(expression, a, b, given, dict(zip(names, arrays, strict=True)), options)
-    functions = {**FUNCTIONS, "row_sum": leaves.row_sum, "row_max": lambda x: x.amax(-1, keepdim=True)}
-    found = dict(zip(values, evaluate([*values.values()], leaves.of(values.values()), functions), strict=True))
+    found = _launched(expression, wanted, leaves)
+    for name, accumulator in itertools.product(values, accumulators):  # as of a bias
+        if name not in found and accumulator in found and values[name] is values[accumulator]:
+            found[name] = found[accumulator]
+    found |= _computed({name: one for name, one in values.items() if name not in found}, leaves)
     of_a = of_b = None
     if (needs_a or needs_b) and any(name in found for name in accumulators):
         none = a.new_zeros(())  # of an accumulator that the loss does not depend on
@@ -208,6 +215,104 @@ def _backward(ctx: Any, of_results: Sequence[Tensor | None]) -> tuple[Any, ...]:
             of_b = operator._gradient_b(a, product, b, 1.0, invariant)
     of_arrays = [leaves.summed(name, found[name]) if name in found else None for name in names]
     return of_a, of_b, of_arrays
+
+
+def _accumulators(expression: Epilogue) -> tuple[str, ...]:
+    return ("acc", "up") if expression.gated else ("acc",)
+
+
+def _computed(values: Mapping[str, Value], leaves: _Leaves) -> dict[str, Tensor]:
+    """Return the derivatives by name, computed one operation after the other."""
+    functions = {**FUNCTIONS, "row_sum": leaves.row_sum, "row_max": lambda x: x.amax(-1, keepdim=True)}
+    return dict(zip(values, evaluate([*values.values()], leaves.of(values.values()), functions), strict=True))
+
+
+# ---- Derivatives in one launch, which computes the product again ----
+
+
+def backward_epilogue(epilogue: Any, dtype: str = "f16") -> Epilogue:
+    """Return the expression of the derivatives of an expression, whose kernels the backward pass of `fused` uses.
+
+    A library without such a kernel computes them one operation after the other. `dtype` is the type of A and B.
+
+    Raises: ProblemError if the derivatives do not depend on the product, or one launch cannot compute them.
+    """
+    expression = as_epilogue(epilogue)
+    if expression is None:
+        raise ProblemError("the epilogue is none: leave it out")
+    wanted = {*_accumulators(expression), *(one.name for one in expression.operands)}
+    types = {0: dtype, **{at: one.of(dtype) for at, one in enumerate(expression.outputs, 1)}}
+    found = _backward_expression(expression, wanted, types, dtype)
+    if found is None:
+        raise ProblemError(f"one launch does not compute the derivatives of {expression.formula}: they need no kernel")
+    return found[1]
+
+
+def _backward_expression(
+    expression: Epilogue, wanted: Container[str], types: Mapping[int, str], dtype: str
+) -> tuple[list[str], Epilogue, dict[int, str]] | None:
+    """Return the names of derivatives, the expression that returns them, and the names of the gradients that it takes.
+
+    `types` are those of the gradients by results. Return None if there is no use for a product, or an expression cannot have
+    the derivatives, such as those of a maximum.
+    """
+    taken = {one.name for one in expression.inputs}
+    gradient_inputs = {}
+    for at, its in types.items():
+        name = f"gradient{at}"
+        while name in taken:
+            name += "_"
+        reduces = at > 0 and bool(expression.outputs[at - 1].reduce)
+        gradient_inputs[at] = Input(
+            name, "column" if reduces else "matrix", "" if its == dtype and not reduces else its
+        )
+    values = {name: one for name, one in gradients(expression, gradient_inputs).items() if name in wanted}
+    operations = {one.op for one in needed(values.values())}
+    first = [name for name in _accumulators(expression) if name in values]
+    if not first or not _uses_product(values.values()) or operations & {"row_sum", "row_max"}:
+        return None
+    others = [name for name in values if not any(values[name] is values[one] for one in first)]
+    names = [*first, *(name for name in others if _uses_product([values[name]]))]
+    try:
+        found = expression_of(tuple(values[name] if name in first else f32(values[name]) for name in names))
+    except EpilogueError:  # D without an accumulator, or too many inputs
+        return None
+    return names, found, {at: one.name for at, one in gradient_inputs.items()}
+
+
+def _uses_product(values: Iterable[Value]) -> bool:
+    return any(one.op in ("acc", "up") for one in needed(values))
+
+
+def _launched(expression: Epilogue, wanted: Container[str], leaves: _Leaves) -> dict[str, Tensor]:
+    """Return the derivatives that use the product by name, from one launch; none if the library has no kernel for them."""
+    words = {dtype: word for word, dtype in TYPES.items()}
+    dtype = words.get(leaves.a.dtype, "f32")
+    types = {at: words.get(leaves.given[gradient_of(at)].dtype, dtype) for at in leaves.numbered}
+    described = _backward_expression(expression, wanted, types, dtype)
+    if described is None or not _has_kernel(described[1].hash):
+        return {}
+    names, found, gradient_names = described
+    arrays = {**leaves.arrays, **{name: leaves.given[gradient_of(at)] for at, name in gradient_names.items()}}
+    taken = [one.name for one in found.operands]
+    arrays = {name: arrays[name] for name in taken if name in arrays}
+    numbers = {name: leaves.numbers[name] for name in taken if name not in arrays}
+    results = torch.ops.hgemm.fused(
+        *(leaves.a, leaves.b, [*arrays.values()]),
+        epilogue=found.text,
+        names=[*arrays, *numbers],
+        numbers=[*numbers.values()],
+        batch_invariant=leaves.options["batch_invariant"],
+        **{name: leaves.numbers[name] for name in OF_PROBLEM if found.takes(name)},
+    )
+    return dict(zip(names, results, strict=True))
+
+
+def _has_kernel(expression_hash: str) -> bool:
+    """Return whether the library has kernels of an expression."""
+    if not operator.has_library():
+        return False
+    return any(Kind.from_code(group.kind).epilogue == expression_hash for group in operator.used_library().table.groups)
 
 
 class _Leaves:
@@ -225,6 +330,7 @@ class _Leaves:
         """`given` are the gradients of results by their numbers: 0 is D."""
         self.a, self.b, self.arrays, self.options = a, b, arrays, options
         self.d = _shape_of_d(expression, a, b)
+        self.numbered = tuple(given)
         self.given = {gradient_of(result): gradient for result, gradient in given.items()}
         self.expression = expression
         self.dtype = torch.float64 if a.dtype is torch.float64 else torch.float32
@@ -234,7 +340,7 @@ class _Leaves:
 
     def of(self, values: Iterable[Value]) -> Any:
         """Return the function that `evaluate` calls."""
-        accumulators = self._accumulators() if any(one.op in ("acc", "up") for one in needed(values)) else {}
+        accumulators = self._accumulators() if _uses_product(values) else {}
 
         def leaf(value: Value) -> Tensor:
             if value.op in accumulators:
@@ -272,7 +378,11 @@ class _Leaves:
     def summed(self, name: str, gradient: Tensor) -> Tensor:
         """Return the gradient of an input: its sum over the axes along which the input is broadcast."""
         x = self.arrays[name]
-        return gradient.expand(self.d).sum_to_size(self.shape(name)).reshape(x.shape).to(x.dtype)
+        shape = self.shape(name)
+        shape = (1,) * (len(self.d) - len(shape)) + shape
+        summed = [at for at, (extent, its) in enumerate(zip(self.d, shape)) if its == 1 != extent]
+        found = gradient.expand(self.d)
+        return (found.sum(summed, keepdim=True, dtype=self.dtype) if summed else found).reshape(x.shape).to(x.dtype)
 
 
 torch.library.define("hgemm::fused", SCHEMA, tags=torch.Tag.pt2_compliant_tag)
