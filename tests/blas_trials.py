@@ -318,10 +318,6 @@ def forwarded(blas: Blas) -> Results:
     call("cublasSetPointerMode_v2", handle, 0)
     blas.library.cublasDscal(ctypes.c_int(3), ctypes.c_double(2.5), as_c(x), ctypes.c_int(1))
     results.append(("the old interface", 3 + 2.5 + 1 + 1, real.fake_last()))
-    light = (handle, x, two, x)
-    results.append(
-        ("cuBLASLt with a handle of cuBLAS", [0, 0 + 2 + 2], [call("cublasLtMatmul", *light), real.fake_last()])
-    )
     results.append(("what it lacks, too", NOT_SUPPORTED, call("cublasZgemm_v2", handle)))
     ex = (handle, 0, 0, 4, 5, 6, two, x, F64, 4, x, F64, 6, two, x, F64, 4, COMPUTE_64F, -1)
     results.append(("f64", [0, 15 + 14 + 3 + 70 - 1 + 1], [call("cublasGemmEx", *ex), real.fake_last()]))

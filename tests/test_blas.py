@@ -24,6 +24,8 @@ from generator.sweep import sweep
 from hgemm.library import open_library
 
 KERNELS = {"arch": "sm_80", "tile": "64x64x32", "dtype": "f16,bf16,tf32", "layout": "tn,nn,nt,tt", "align": "1"}
+HALVES = {**KERNELS, "dtype": "f16,bf16"}
+EPILOGUES = ({**HALVES, "activation": "relu,gelu"}, {**HALVES, "bias": "row", "activation": "none,relu,gelu"})
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def blas(shared: Path) -> Path:
     need_compiler()
 
     def make(folder: Path) -> None:
-        kernels = [emit(plan, templates_folder()) for plan in sweep([KERNELS]).plans]
+        kernels = [emit(plan, templates_folder()) for plan in sweep([KERNELS, *EPILOGUES]).plans]
         library = open_library(paper_library(folder / "library", kernels).folder)
         export(library, folder / "c", ExportOptions(library.symbols, compressed=False, blas=True))
         fake_driver(folder / "driver")
@@ -51,20 +53,26 @@ def run(blas: Path, *arguments: object, **env: str) -> subprocess.CompletedProce
 def tried(
     blas: Path, trial: str, library: str = "lib/libhgemm_blas.so", **env: str
 ) -> subprocess.CompletedProcess[str]:
-    script = (sys.executable, TESTS / "blas_trials.py", blas / "c" / library, trial, blas / "libreal.so")
+    trials = "lt_trials.py" if trial.startswith("lt_") else "blas_trials.py"
+    script = (sys.executable, TESTS / trials, blas / "c" / library, trial, blas / "libreal.so")
     done = run(blas, *script, PYTHONPATH=str(ROOT), **env)
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
 
-@pytest.mark.parametrize("trial", ["products", "forms", "edges", "statuses", "settings"])
+LIGHT = ("lt_products", "lt_statuses", "lt_descriptors", "lt_heuristics")
+"""Trials of cuBLASLt."""
+
+
+@pytest.mark.parametrize("trial", ["products", "forms", "edges", "statuses", "settings", *LIGHT])
 def test_calls_compute_and_have_the_status_that_cublas_documents(blas: Path, trial: str) -> None:
     results = json.loads(tried(blas, trial).stdout)
     assert results and not [result for result in results if result[1] != result[2]]
 
 
-def test_the_real_cublas_serves_the_rest(blas: Path) -> None:
-    results = json.loads(tried(blas, "forwarded", HGEMM_BLAS_FALLBACK=str(blas / "libreal.so")).stdout)
+@pytest.mark.parametrize("trial", ["forwarded", "lt_forwarded"])
+def test_the_real_cublas_serves_the_rest(blas: Path, trial: str) -> None:
+    results = json.loads(tried(blas, trial, HGEMM_BLAS_FALLBACK=str(blas / "libreal.so")).stdout)
     assert results and not [result for result in results if result[1] != result[2]]
 
 
@@ -87,6 +95,29 @@ def test_a_fallback_that_is_no_cublas_is_told(blas: Path) -> None:
     assert "HGEMM_BLAS_FALLBACK is /absent/libcublas.so, which is not cuBLAS" in done.stderr
     own = tried(blas, "forms", HGEMM_BLAS_FALLBACK=str(blas / "c" / "lib" / "libhgemm_blas.so"))
     assert "it has no cublasCreate_v2 of its own" in own.stderr
+
+
+def test_the_log_tells_epilogues_of_cublaslt(blas: Path) -> None:
+    lines = tried(blas, "lt_products", HGEMM_BLAS_LOG="1").stderr
+    for epilogue in (" bias:", " relu:", " bias relu:", " bias gelu:"):
+        assert re.search(rf"cublasLtMatmul TN m 5 n 7 k 9 batch 1 .*{epilogue} hgemm, hgemm_sm80_", lines), epilogue
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_programs_find_cublaslt_under_its_name(blas: Path, tmp_path: Path, major: int) -> None:
+    """A program that was linked with a cuBLASLt whose symbols have versions starts with ours, and none other is loaded."""
+    name = f"libcublasLt.so.{major}"
+    (tmp_path / "map").write_text(f"{name} {{ global: cublasLt*; }};\n")
+    (tmp_path / "real.c").write_text("unsigned long cublasLtGetVersion(void) { return 1; }\n")
+    (tmp_path / "main.c").write_text(
+        "unsigned long cublasLtGetVersion(void);\nint main(void) { return (int)(cublasLtGetVersion() / 10000); }\n"
+    )
+    versioned = (f"-Wl,--version-script={tmp_path / 'map'}", f"-Wl,-soname,{name}")
+    compiled("-shared", "-fPIC", tmp_path / "real.c", *versioned, "-o", tmp_path / name)
+    compiled(tmp_path / "main.c", tmp_path / name, "-o", tmp_path / "main")
+    done = run(blas, tmp_path / "main", LD_LIBRARY_PATH=f"{blas / 'c' / 'lib' / 'blaslt'}:{blas / 'driver'}")
+    assert (done.returncode, done.stderr) == (major, "")
+    assert len(json.loads(tried(blas, "lt_products", f"lib/blaslt/{name}").stdout)) > 10
 
 
 @pytest.mark.parametrize("major", [12, 13])

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from generator.build.compile import compile_text
 from generator.export.c_sources import fat_binary
+from hgemm.epilogue_language import as_epilogue
 
 OLDEST = "75"
 """The oldest architecture of NVRTC 13. Its PTX runs on all GPUs that any exported kernel supports."""
-SOURCES = ("blas", "forward", "log", "simt")
+SOURCES = ("blas", "forward", "log", "lt_descriptors", "lt_matmul", "simt")
 MAJORS = (12, 13)
 """The major versions of cuBLAS whose names the library takes."""
+STUBS = {"libcublas": "blas", "libcublasLt": "blaslt"}
+"""The libraries whose names it takes, and the folders of lib/ for them. With blaslt in the search path, no real cuBLAS starts."""
+GELUS = {
+    "GELU": "gelu_tanh(acc)",
+    "GELU_BIAS": "gelu_tanh(acc + bias)",
+    "GELU_ALPHA": "gelu_tanh(alpha * acc)",
+    "GELU_ALPHA_BIAS": "gelu_tanh(alpha * acc + bias)",
+}
+"""The expressions whose kernels serve the epilogues GELU and GELU_BIAS of cuBLASLt."""
 FOLDER = "src/blas"
 _KERNELS = "simt.cu"
 _NAMES = "forwarded.txt"
@@ -32,6 +43,7 @@ def blas_files(
     folder = templates / "capi" / "blas"
     texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}
     files = {f"{FOLDER}/{name}": rename(text).encode() for name, text in texts.items() if name != _NAMES}
+    files[f"{FOLDER}/lt_epilogues.h"] = rename(lt_epilogues_h()).encode()
     files[f"{FOLDER}/forwarded.h"] = forwarded_h(forwarded_names(texts[_NAMES])).encode()
     numbers = tuple(sorted({"".join(filter(str.isdigit, arch)) for arch in archs})) if compressed else ()
     files[f"{FOLDER}/simt.bin"] = _simt_image(rename(texts[_KERNELS]), numbers)
@@ -54,6 +66,12 @@ def forwarded_h(names: Sequence[str]) -> str:
     return f"/* Written by the HGEMM generator from {_NAMES}. */\n#define FORWARDED(X) \\\n{entries}\n"
 
 
+def lt_epilogues_h() -> str:
+    """Return lt_epilogues.h, the hashes of expressions that cuBLASLt has as epilogues."""
+    lines = (f'#define HGEMM_LT_{name} "{as_epilogue(text).hash}" /* {text} */\n' for name, text in GELUS.items())
+    return f"/* Written by the HGEMM generator. */\n{''.join(lines)}"
+
+
 @cache
 def _simt_image(source: str, numbers: tuple[str, ...]) -> bytes:
     """Return PTX for all GPUs. With architectures, it is a compressed fat binary with their cubins, too."""
@@ -65,7 +83,7 @@ def _simt_image(source: str, numbers: tuple[str, ...]) -> bytes:
 
 
 def build_blas(folder: Path, name: str, flags: Sequence[str], run: Callable[..., None], compiler: str) -> None:
-    """Compile and link lib/lib<name>_blas.so, and lib/blas/libcublas.so.<major>, which only loads it.
+    """Compile and link lib/lib<name>_blas.so, and libraries with the names of cuBLAS and cuBLASLt, which only load it.
 
     `run` runs a command in `folder`. The archive lib/lib<name>.a must exist.
     """
@@ -88,16 +106,16 @@ def build_blas(folder: Path, name: str, flags: Sequence[str], run: Callable[...,
         f"lib/lib{name}.a",
         *_LIBRARIES,
     )
-    (folder / "lib" / "blas").mkdir()
     (objects / "empty.c").write_text("int hgemm_blas_is_loaded = 1;\n".replace("hgemm", name))
-    for major in MAJORS:
-        soname = f"libcublas.so.{major}"
+    for (stub_name, place), major in product(STUBS.items(), MAJORS):
+        soname = f"{stub_name}.so.{major}"
+        (folder / "lib" / place).mkdir(exist_ok=True)
         (objects / "map").write_text(
             f"{soname} {{ global: {name}_blas_is_loaded; }};\n"
         )  # programs ask for this version
         stub = ("-fPIC", "objects/empty.c", "-Wl,--no-as-needed", library, "-Wl,-rpath,$ORIGIN/..")
         version = ("-Wl,--version-script=objects/map", f"-Wl,-soname,{soname}")
-        run(folder, compiler, *link, *version, "-o", f"lib/blas/{soname}", *stub)
+        run(folder, compiler, *link, *version, "-o", f"lib/{place}/{soname}", *stub)
     for path in sorted(objects.iterdir()):
         path.unlink()
     objects.rmdir()

@@ -1,5 +1,5 @@
 /* The functions of cuBLAS that this library implements: handles, their settings, and matrix products. */
-#include "blas.h"
+#include "lt.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ hgemm_blas_handle *hgemm_blas_find(void const *handle) {
   return NULL;
 }
 
-static int status_of(hgemm_status status) {
+int hgemm_blas_status(hgemm_status status) {
   switch (status) {
     case HGEMM_OK: return BLAS_SUCCESS;
     case HGEMM_ERROR_NO_DRIVER:
@@ -103,7 +103,7 @@ static int add(hgemm_blas_handle *handle) {
   return 0;
 }
 
-HGEMM_BLAS_API int cublasCreate_v2(void **result) {
+static int create(void **result, int light) {
   hgemm_blas_handle *handle;
   hgemm_blas_device *device;
   hgemm_status opened;
@@ -112,12 +112,15 @@ HGEMM_BLAS_API int cublasCreate_v2(void **result) {
   pthread_mutex_lock(&changing);
   opened = open_device(&device);
   pthread_mutex_unlock(&changing);
-  status = status_of(opened);
-  if (status == BLAS_ARCH_MISMATCH && hgemm_blas_real("cublasCreate_v2") != NULL) status = BLAS_SUCCESS; /* it serves all */
+  status = hgemm_blas_status(opened);
+  if (status == BLAS_ARCH_MISMATCH && hgemm_blas_real(light ? "cublasLtCreate" : "cublasCreate_v2") != NULL) {
+    status = BLAS_SUCCESS; /* it serves all */
+  }
   if (status != BLAS_SUCCESS) return status == BLAS_FORWARD ? BLAS_NOT_INITIALIZED : status;
   if ((handle = calloc(1, sizeof *handle)) == NULL) return BLAS_ALLOC_FAILED;
   handle->device = device;
   handle->context = device != NULL ? device->context : NULL;
+  handle->light = light;
   pthread_mutex_init(&handle->creating, NULL);
   pthread_mutex_lock(&changing);
   added = add(handle);
@@ -130,10 +133,10 @@ HGEMM_BLAS_API int cublasCreate_v2(void **result) {
   return BLAS_SUCCESS;
 }
 
-HGEMM_BLAS_API int cublasDestroy_v2(void *handle) {
+static int destroy(void *handle, int light) {
   hgemm_blas_handle *found = NULL;
   void *real;
-  int (*destroy)(void *);
+  int (*destroy_real)(void *);
   int status = BLAS_SUCCESS;
   pthread_mutex_lock(&changing);
   for (uint32_t i = 0; handle != NULL && i < MAX_HANDLES && found == NULL; ++i) {
@@ -142,15 +145,28 @@ HGEMM_BLAS_API int cublasDestroy_v2(void *handle) {
     atomic_store_explicit(&handles[i], NULL, memory_order_release);
   }
   pthread_mutex_unlock(&changing);
-  if (handle == NULL) return BLAS_NOT_INITIALIZED;
   real = found != NULL ? atomic_load_explicit(&found->real, memory_order_acquire) : handle;
-  destroy = (int (*)(void *))(real != NULL ? hgemm_blas_real("cublasDestroy_v2") : NULL);
-  if (destroy != NULL) status = destroy(real);
-  if (found == NULL) return destroy != NULL ? status : BLAS_NOT_INITIALIZED;
+  if (found != NULL) light = found->light;
+  destroy_real = NULL;
+  if (real != NULL) {
+    destroy_real = (int (*)(void *))hgemm_blas_real(light ? "cublasLtDestroy" : "cublasDestroy_v2");
+    if (destroy_real == NULL && light) destroy_real = (int (*)(void *))hgemm_blas_light("cublasLtDestroy");
+  }
+  if (destroy_real != NULL) status = destroy_real(real);
+  if (found == NULL) return destroy_real != NULL ? status : BLAS_NOT_INITIALIZED;
   pthread_mutex_destroy(&found->creating);
   free(found);
   return status;
 }
+
+HGEMM_BLAS_API int cublasCreate_v2(void **handle) { return create(handle, 0); }
+
+HGEMM_BLAS_API int cublasDestroy_v2(void *handle) { return handle != NULL ? destroy(handle, 0) : BLAS_NOT_INITIALIZED; }
+
+/* Statuses: sections cublasLtCreate() and cublasLtDestroy() of NVIDIA's documentation. */
+HGEMM_BLAS_API int cublasLtCreate(void **handle) { return create(handle, 1); }
+
+HGEMM_BLAS_API int cublasLtDestroy(void *handle) { return handle != NULL ? destroy(handle, 1) : BLAS_INVALID_VALUE; }
 
 /* ---- Settings ---------------------------------------------------------------------------------------------------------- */
 
@@ -305,20 +321,13 @@ static int legal(hgemm_blas_product const *p) {
          legal_compute(p->compute) && legal_algorithm(p->algorithm);
 }
 
-typedef struct Types {
-  int dtype, dtype_d;
-  int half_scale;  /* 1 if alpha and beta are f16 */
-  int fast;        /* 1 if f32 may be rounded to tf32 */
-} Types;
-
-/* Writes our types. Returns 0 for a combination that this library does not compute. */
-static int types_of(hgemm_blas_product const *p, int math_mode, Types *types) {
+int hgemm_blas_types_of(hgemm_blas_product const *p, int math_mode, hgemm_blas_types *types) {
   int const base = math_mode & ~BLAS_MATH_NO_REDUCED;
   int const half = p->compute == BLAS_COMPUTE_16F || p->compute == BLAS_COMPUTE_16F_PEDANTIC;
   int const full = p->compute == BLAS_COMPUTE_32F || p->compute == BLAS_COMPUTE_32F_PEDANTIC;
   int const fast = p->compute == BLAS_COMPUTE_32F_FAST_16F || p->compute == BLAS_COMPUTE_32F_FAST_16BF ||
                    p->compute == BLAS_COMPUTE_32F_FAST_TF32;
-  *types = (Types){HGEMM_F32, HGEMM_F32, half, fast || (p->compute == BLAS_COMPUTE_32F && base == BLAS_MATH_TF32)};
+  *types = (hgemm_blas_types){HGEMM_F32, HGEMM_F32, half, fast || (p->compute == BLAS_COMPUTE_32F && base == BLAS_MATH_TF32)};
   if (p->type_a != p->type_b || !(half || full || fast)) return 0;
   if (p->type_a == BLAS_R_32F) return p->type_c == BLAS_R_32F && !half;
   if (fast || (p->type_a != BLAS_R_16F && p->type_a != BLAS_R_16BF)) return 0;
@@ -362,8 +371,7 @@ static int read_device(hgemm_blas_handle *handle, void *to, void const *from, si
   return done;
 }
 
-/* Writes alpha and beta. Returns 0 if they are in device memory and cannot be read. */
-static int read_scalars(hgemm_blas_handle *handle, hgemm_blas_product const *p, int half, float *alpha, float *beta) {
+int hgemm_blas_scalars(hgemm_blas_handle *handle, hgemm_blas_product const *p, int half, float *alpha, float *beta) {
   size_t const bytes = half ? 2 : 4;
   char at_alpha[4], at_beta[4];
   if (handle->pointer_mode == BLAS_POINTER_HOST) {
@@ -377,8 +385,8 @@ static int read_scalars(hgemm_blas_handle *handle, hgemm_blas_product const *p, 
 
 /* ---- Products ---------------------------------------------------------------------------------------------------------- */
 
-/* Returns our problem. Column-major C = op(A) op(B) is row-major C^T = op(B)^T op(A)^T, so A and B change places. */
-static hgemm_problem problem_of(hgemm_blas_product const *p, Types types, float alpha, float beta) {
+/* Column-major C = op(A) op(B) is row-major C^T = op(B)^T op(A)^T, so A and B change places. */
+hgemm_problem hgemm_blas_problem(hgemm_blas_product const *p, hgemm_blas_types types, float alpha, float beta) {
   static int32_t const layouts[2][2] = {{HGEMM_NT, HGEMM_NN}, {HGEMM_TT, HGEMM_TN}}; /* k is contiguous in B, in A */
   hgemm_problem x;
   hgemm_problem_init(&x);
@@ -390,6 +398,7 @@ static hgemm_problem problem_of(hgemm_blas_product const *p, Types types, float 
   x.a = p->b, x.lda = p->ldb, x.batch_stride_a = p->stride_b;
   x.b = p->a, x.ldb = p->lda, x.batch_stride_b = p->stride_a;
   x.c = x.d = p->c, x.ldc = x.ldd = p->ldc, x.batch_stride_c = x.batch_stride_d = p->stride_c;
+  if (p->epilogue != NULL) x.c = p->epilogue->c, x.ldc = p->epilogue->ldc, x.batch_stride_c = p->epilogue->stride_c;
   x.alpha = alpha, x.beta = beta;
   return x;
 }
@@ -418,18 +427,37 @@ static char const *kernel_of(hgemm_blas_handle *handle, hgemm_problem const *pro
   return hgemm_select(handle->device->handle, problem, &choice) == HGEMM_OK ? choice.symbol : NULL;
 }
 
-/* Computes one strided batch. Returns a status, or BLAS_FORWARD. */
-static int compute(hgemm_blas_handle *handle, hgemm_blas_product const *p, Types types, float alpha, float beta) {
-  hgemm_problem problem = problem_of(p, types, alpha, beta);
+hgemm_epilogue const *hgemm_blas_expression(char const *hash) {
+  size_t const count = hgemm_list(NULL, 0);
+  hgemm_variant *const variants = malloc(count * sizeof *variants);
+  hgemm_epilogue const *found = NULL;
+  if (variants == NULL) return NULL;
+  hgemm_list(variants, count);
+  for (size_t i = 0; i < count && found == NULL; ++i) {
+    if (variants[i].epilogue != NULL && strcmp(variants[i].epilogue->hash, hash) == 0) found = variants[i].epilogue;
+  }
+  free(variants);
+  return found;
+}
+
+int hgemm_blas_simt_serves(hgemm_blas_product const *p) {
+  if (p->epilogue == NULL) return hgemm_blas_real("cublasGemmEx") == NULL;
+  return p->epilogue->value == LT_EPILOGUE_DEFAULT && hgemm_lt_real(LT_MATMUL) == NULL;
+}
+
+int hgemm_blas_compute(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
+                       float beta) {
+  hgemm_problem problem = hgemm_blas_problem(p, types, alpha, beta);
   int status = BLAS_FORWARD;
+  if (p->epilogue != NULL && !hgemm_blas_add_epilogue(&problem, p->epilogue)) return BLAS_FORWARD;
   if (types.dtype != HGEMM_F32 || types.fast) {
     if (types.fast) problem.dtype_a = problem.dtype_b = HGEMM_TF32;
-    status = status_of(run(handle, &problem));
+    status = hgemm_blas_status(run(handle, &problem));
     if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_HGEMM, kernel_of(handle, &problem));
     if (types.fast) problem.dtype_a = problem.dtype_b = HGEMM_F32;
     problem.workspace = NULL, problem.workspace_bytes = 0;
   }
-  if (status == BLAS_FORWARD && hgemm_blas_real("cublasGemmEx") == NULL) {
+  if (status == BLAS_FORWARD && hgemm_blas_simt_serves(p)) {
     status = hgemm_blas_simt(handle, &problem);
     if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_SIMT, NULL);
   }
@@ -437,20 +465,21 @@ static int compute(hgemm_blas_handle *handle, hgemm_blas_product const *p, Types
 }
 
 /* Computes one product after the other. */
-static int compute_each(hgemm_blas_handle *handle, hgemm_blas_product const *p, Types types, float alpha, float beta,
-                        void *const *pointers) {
+static int compute_each(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
+                        float beta, void *const *pointers) {
   hgemm_blas_product one = *p;
   int status = BLAS_SUCCESS;
   one.batch = 1;
   for (int64_t i = 0; i < p->batch && status == BLAS_SUCCESS; ++i) {
     one.a = pointers[i], one.b = pointers[p->batch + i], one.c = pointers[2 * p->batch + i];
-    status = compute(handle, &one, types, alpha, beta);
+    status = hgemm_blas_compute(handle, &one, types, alpha, beta);
   }
   return status;
 }
 
 /* Reads the arrays of pointers, and computes each product. The real cuBLAS need not wait for the arrays, so it comes first. */
-static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const *p, Types types, float alpha, float beta) {
+static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
+                            float beta) {
   size_t const count = (size_t)p->batch, bytes = count * sizeof(void *);
   void **pointers;
   int status = BLAS_FORWARD;
@@ -466,16 +495,16 @@ static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const 
 }
 
 int hgemm_blas_multiply(hgemm_blas_handle *handle, hgemm_blas_product const *p) {
-  Types types;
+  hgemm_blas_types types;
   float alpha, beta;
   if (!legal(p)) return BLAS_INVALID_VALUE;
   if (p->m == 0 || p->n == 0 || p->batch == 0) return BLAS_SUCCESS;
-  if (handle->device == NULL || !types_of(p, handle->math_mode, &types)) return BLAS_FORWARD;
+  if (handle->device == NULL || !hgemm_blas_types_of(p, handle->math_mode, &types)) return BLAS_FORWARD;
   if (handle->pointer_mode == BLAS_POINTER_DEVICE && hgemm_blas_real("cublasGemmEx") != NULL) return BLAS_FORWARD; /* no wait */
-  if (!read_scalars(handle, p, types.half_scale, &alpha, &beta)) return BLAS_FORWARD;
+  if (!hgemm_blas_scalars(handle, p, types.half_scale, &alpha, &beta)) return BLAS_FORWARD;
   if (beta != 0.0f && p->c == NULL) return BLAS_INVALID_VALUE;
   if (p->form == BLAS_POINTERS) return compute_pointers(handle, p, types, alpha, beta);
-  return compute(handle, p, types, alpha, beta);
+  return hgemm_blas_compute(handle, p, types, alpha, beta);
 }
 
 #define STRING_(x) #x

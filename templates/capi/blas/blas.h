@@ -78,6 +78,7 @@ typedef struct hgemm_blas_handle {
   void *workspace; /* of the caller */
   size_t workspace_bytes;
   int pointer_mode, math_mode, atomics_mode, sm_count;
+  int light; /* 1 for a cublasLtHandle_t: its real handle is one of cuBLASLt */
   _Atomic(void *) real; /* the handle of the real cuBLAS; null until it is needed */
   pthread_mutex_t creating;
 } hgemm_blas_handle;
@@ -89,6 +90,12 @@ hgemm_blas_handle *hgemm_blas_find(void const *handle);
 
 /* Returns a function of the real cuBLAS, or null if there is none. The first call looks for the library. */
 void *hgemm_blas_real(char const *name);
+
+/* Returns a function of the cuBLASLt that the program has loaded, or null. */
+void *hgemm_blas_light(char const *name);
+
+/* Returns 1 if HGEMM_BLAS_FALLBACK forbids the real libraries. */
+int hgemm_blas_alone(void);
 
 /* Returns the real handle, with the same stream and modes, or null. */
 void *hgemm_blas_real_handle(hgemm_blas_handle *handle);
@@ -103,6 +110,13 @@ int hgemm_blas_major(void);
 
 enum { BLAS_STRIDED, BLAS_POINTERS };
 
+/* What cublasLtMatmul adds: column-major D = activation(alpha * op(A) op(B) + beta * C + bias). */
+typedef struct hgemm_blas_epilogue {
+  void const *c, *bias;
+  int64_t ldc, stride_c, stride_bias;
+  int value; /* cublasLtEpilogue_t */
+} hgemm_blas_epilogue;
+
 /* A call, in cuBLAS's words: column-major C = alpha * op(A) op(B) + beta * C. */
 typedef struct hgemm_blas_product {
   char const *function;
@@ -114,6 +128,7 @@ typedef struct hgemm_blas_product {
   int type_a, type_b, type_c;
   int64_t lda, ldb, ldc, stride_a, stride_b, stride_c, batch;
   int compute, algorithm;
+  hgemm_blas_epilogue const *epilogue; /* null in calls of cuBLAS. Otherwise c, ldc and stride_c are those of D */
 } hgemm_blas_product;
 
 #define BLAS_FORWARD (-1) /* instead of a status: the real cuBLAS must compute it */
@@ -121,8 +136,44 @@ typedef struct hgemm_blas_product {
 /* Checks and computes a product. Returns a status, or BLAS_FORWARD. */
 int hgemm_blas_multiply(hgemm_blas_handle *handle, hgemm_blas_product const *product);
 
+typedef struct hgemm_blas_types {
+  int dtype, dtype_d;
+  int half_scale; /* 1 if alpha and beta are f16 */
+  int fast;       /* 1 if f32 may be rounded to tf32 */
+} hgemm_blas_types;
+
+/* Writes our types. Returns 0 for a combination that this library does not compute. */
+int hgemm_blas_types_of(hgemm_blas_product const *product, int math_mode, hgemm_blas_types *types);
+
+/* Writes alpha and beta. Returns 0 if they are in device memory and cannot be read. */
+int hgemm_blas_scalars(hgemm_blas_handle *handle, hgemm_blas_product const *product, int half, float *alpha, float *beta);
+
+/* Returns our problem, without an epilogue. */
+hgemm_problem hgemm_blas_problem(hgemm_blas_product const *product, hgemm_blas_types types, float alpha, float beta);
+
+/* Adds the epilogue of a product. Returns 0 if no kernel of this library has it. */
+int hgemm_blas_add_epilogue(hgemm_problem *problem, hgemm_blas_epilogue const *epilogue);
+
+/* Returns the status of cuBLAS, or BLAS_FORWARD if the problem is legal in cuBLAS, but not here. */
+int hgemm_blas_status(hgemm_status status);
+
+/* Tells whether the kernels without tensor instructions compute a problem. */
+int hgemm_blas_simt_serves(hgemm_blas_product const *product);
+
+/* Computes one strided batch. Returns a status, or BLAS_FORWARD. Of the handle, it uses the device, the stream and the workspace. */
+int hgemm_blas_compute(hgemm_blas_handle *handle, hgemm_blas_product const *product, hgemm_blas_types types, float alpha,
+                       float beta);
+
 /* Launches the kernel without tensor instructions. Returns a status, or BLAS_FORWARD if there is no such kernel. */
 int hgemm_blas_simt(hgemm_blas_handle *handle, hgemm_problem const *problem);
+
+/* Returns the expression with this hash that kernels of this library have, or null. */
+hgemm_epilogue const *hgemm_blas_expression(char const *hash);
+
+HGEMM_BLAS_API size_t cublasGetCudartVersion(void);
+HGEMM_BLAS_API int cublasGetProperty(int type, int *value);
+HGEMM_BLAS_API char const *cublasGetStatusName(int status);
+HGEMM_BLAS_API char const *cublasGetStatusString(int status);
 
 /* ---- The log: log.c ---------------------------------------------------------------------------------------------------- */
 

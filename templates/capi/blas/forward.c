@@ -12,23 +12,39 @@
 #include <string.h>
 
 #include "forwarded.h"
+#include "lt.h"
 
 /* ---- The real library -------------------------------------------------------------------------------------------------- */
 
 static pthread_once_t searched = PTHREAD_ONCE_INIT;
 static void *library; /* null if there is none; RTLD_NEXT if the program has loaded it itself */
+static int alone;
 
 HGEMM_BLAS_API int cublasCreate_v2(void **handle);
 
-/* Tells whether a library has a cublasCreate_v2 other than ours. */
+/* The first and the last byte of this library; the linker defines both. */
+extern char const __ehdr_start[] __attribute__((visibility("hidden")));
+extern char const _end[] __attribute__((visibility("hidden")));
+
+/* Tells whether a function is one of ours. A library with the name of the real one may only load ours. */
+static int is_own(void const *function) {
+  return (uintptr_t)function >= (uintptr_t)__ehdr_start && (uintptr_t)function < (uintptr_t)_end;
+}
+
+static void *found_in(void *candidate, char const *name) {
+  void *const found = dlsym(candidate, name);
+  return found != NULL && !is_own(found) ? found : NULL;
+}
+
+/* Tells whether a library is a cuBLAS or a cuBLASLt other than ours. */
 static int is_real(void *candidate) {
-  void *const found = candidate != NULL ? dlsym(candidate, "cublasCreate_v2") : NULL;
-  int (*const own)(void **) = cublasCreate_v2;
-  return found != NULL && memcmp(&found, &own, sizeof found) != 0;
+  if (candidate == NULL) return 0;
+  return found_in(candidate, "cublasCreate_v2") != NULL || found_in(candidate, "cublasLtCreate") != NULL;
 }
 
 static void search(void) {
-  static char const *const names[] = {"libcublas.so.13", "libcublas.so.12", "libcublas.so"};
+  static char const *const names[] = {"libcublas.so.13",   "libcublas.so.12",   "libcublas.so",
+                                      "libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
   static int const flags = RTLD_NOW | RTLD_LOCAL
 #ifdef RTLD_DEEPBIND
                            | RTLD_DEEPBIND /* so that it calls its own functions, not ours */
@@ -37,14 +53,15 @@ static void search(void) {
   char const *const wanted = getenv("HGEMM_BLAS_FALLBACK");
   void *candidate;
   if (wanted != NULL) {
-    if (*wanted == '\0' || strcmp(wanted, "none") == 0) return;
+    alone = *wanted == '\0' || strcmp(wanted, "none") == 0;
+    if (alone) return;
     candidate = dlopen(wanted, flags);
     if (is_real(candidate)) library = candidate;
     else fprintf(stderr, "hgemm_blas: HGEMM_BLAS_FALLBACK is %s, which is not cuBLAS: %s\n", wanted,
                  candidate != NULL ? "it has no cublasCreate_v2 of its own" : dlerror());
     return;
   }
-  if (is_real(RTLD_NEXT)) {
+  if (found_in(RTLD_NEXT, "cublasCreate_v2") != NULL) {
     library = RTLD_NEXT;
     return;
   }
@@ -59,11 +76,13 @@ static void search(void) {
 }
 
 void *hgemm_blas_real(char const *name) {
-  void *found;
   pthread_once(&searched, search);
-  if (library == NULL) return NULL;
-  found = dlsym(library, name);
-  return found;
+  return library != NULL ? found_in(library, name) : NULL;
+}
+
+int hgemm_blas_alone(void) {
+  pthread_once(&searched, search);
+  return alone;
 }
 
 void *hgemm_blas_real_handle(hgemm_blas_handle *handle) {
@@ -71,17 +90,20 @@ void *hgemm_blas_real_handle(hgemm_blas_handle *handle) {
   void *real = atomic_load_explicit(&handle->real, memory_order_acquire);
   int pushed = 0, entered = 0;
   if (real != NULL) return real;
-  create = (int (*)(void **))hgemm_blas_real("cublasCreate_v2");
+  create = (int (*)(void **))hgemm_blas_real(handle->light ? "cublasLtCreate" : "cublasCreate_v2");
+  if (create == NULL && handle->light && !alone) create = (int (*)(void **))hgemm_blas_light("cublasLtCreate");
   set_stream = (int (*)(void *, void *))hgemm_blas_real("cublasSetStream_v2");
   set_workspace = (int (*)(void *, void *, size_t))hgemm_blas_real("cublasSetWorkspace_v2");
-  if (create == NULL || set_stream == NULL) return NULL;
+  if (create == NULL || (set_stream == NULL && !handle->light)) return NULL;
   pthread_mutex_lock(&handle->creating);
   real = atomic_load_explicit(&handle->real, memory_order_acquire);
   if (real == NULL) {
     entered = handle->device != NULL && hgemm_enter(handle->device->handle, &pushed) == HGEMM_OK;
     if (create(&real) != BLAS_SUCCESS) real = NULL;
     if (entered) hgemm_leave(handle->device->handle, pushed);
-    if (real != NULL) {
+    if (real != NULL && handle->light) {
+      atomic_store_explicit(&handle->real, real, memory_order_release);
+    } else if (real != NULL) {
       set_stream(real, handle->stream);
       if (handle->workspace != NULL && set_workspace != NULL) set_workspace(real, handle->workspace, handle->workspace_bytes);
       atomic_store_explicit(&handle->real, real, memory_order_release);
@@ -102,15 +124,18 @@ int hgemm_blas_forward_int(hgemm_blas_handle *handle, char const *name, int valu
 }
 
 int hgemm_blas_major(void) {
+  static char const *const newer[] = {"libcublas.so.13", "libcublasLt.so.13"};
   Dl_info where;
   int (*const own)(void **) = cublasCreate_v2;
-  void *address, *newer;
+  void *address, *loaded;
   memcpy(&address, &own, sizeof address);
   if (dladdr(address, &where) != 0 && where.dli_fname != NULL && strstr(where.dli_fname, "libcublas.so.13") != NULL) return 13;
-  newer = dlopen("libcublas.so.13", RTLD_LAZY | RTLD_NOLOAD); /* the stub with this name, if the program has loaded that */
-  if (newer == NULL) return 12;
-  dlclose(newer);
-  return 13;
+  for (size_t i = 0; i < sizeof newer / sizeof *newer; ++i) { /* stubs with these names, if the program has loaded one */
+    if ((loaded = dlopen(newer[i], RTLD_LAZY | RTLD_NOLOAD)) == NULL) continue;
+    dlclose(loaded);
+    return 13;
+  }
+  return 12;
 }
 
 /* ---- Calls that are passed on ------------------------------------------------------------------------------------------ */
@@ -122,17 +147,41 @@ static _Atomic(void *) targets[COUNT];
 
 static int not_supported(void) { return BLAS_NOT_SUPPORTED; }
 
-/* Returns a function of the cuBLASLt that the program has loaded, or null. cuBLASLt accepts handles of cuBLAS, so calls with ours
- * must not reach it. Other calls must, also without a real cuBLAS. */
-static void *light(char const *name) {
+/* cuBLASLt accepts handles of cuBLAS, so calls with ours must not reach it. Other calls must, also without a real cuBLAS: the real
+ * cuBLAS of the program may make them. */
+void *hgemm_blas_light(char const *name) {
   static char const *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
-  void *found = NULL;
+  void *found;
   if (strncmp(name, "cublasLt", 8) != 0) return NULL;
-  found = dlsym(RTLD_NEXT, name);
+  found = found_in(RTLD_NEXT, name);
   for (size_t i = 0; found == NULL && i < sizeof files / sizeof *files; ++i) {
     void *const loaded = dlopen(files[i], RTLD_LAZY | RTLD_NOLOAD);
-    if (loaded != NULL) found = dlsym(loaded, name);
+    if (loaded == NULL) continue;
+    found = found_in(loaded, name);
+    dlclose(loaded);
   }
+  return found;
+}
+
+#define LT_NAME(name, text) text,
+static char const *const lt_names[LT_COUNT] = {LT_FUNCTIONS(LT_NAME)};
+static _Atomic(void *) lt_of_own[LT_COUNT], lt_of_foreign[LT_COUNT]; /* null until one is found */
+
+void *hgemm_lt_real(int function) {
+  void *found = atomic_load_explicit(&lt_of_own[function], memory_order_acquire);
+  if (found != NULL || hgemm_blas_alone()) return found;
+  found = hgemm_blas_real(lt_names[function]);
+  if (found == NULL) found = hgemm_blas_light(lt_names[function]);
+  if (found != NULL) atomic_store_explicit(&lt_of_own[function], found, memory_order_release);
+  return found;
+}
+
+void *hgemm_lt_loaded(int function) {
+  void *found = atomic_load_explicit(&lt_of_foreign[function], memory_order_acquire);
+  if (found != NULL) return found;
+  found = hgemm_blas_light(lt_names[function]);
+  if (found == NULL) found = hgemm_lt_real(function);
+  if (found != NULL) atomic_store_explicit(&lt_of_foreign[function], found, memory_order_release);
   return found;
 }
 
@@ -144,7 +193,7 @@ __attribute__((used, visibility("hidden"))) void *hgemm_blas_target(uint32_t ind
   void *real;
   if (target == NULL) {
     target = hgemm_blas_real(names[index]);
-    if (target == NULL && own == NULL) target = light(names[index]);
+    if (target == NULL && own == NULL) target = hgemm_blas_light(names[index]);
     if (target != NULL) atomic_store_explicit(&targets[index], target, memory_order_release);
   }
   if (own != NULL && target != NULL) {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "blas.h"
+#include "lt.h"
 
 enum { MAX_PRINTED = 8192, SERVERS = 4 };
 
@@ -42,22 +42,34 @@ static char const *type_name(int type) {
   return type == BLAS_R_32F ? "f32" : type == BLAS_R_16F ? "f16" : type == BLAS_R_16BF ? "bf16" : "other";
 }
 
+static char const *epilogue_name(hgemm_blas_epilogue const *epilogue, char name[32]) {
+  int const value = epilogue != NULL ? epilogue->value : LT_EPILOGUE_DEFAULT;
+  int const rest = value & ~(LT_EPILOGUE_RELU | LT_EPILOGUE_BIAS | LT_EPILOGUE_GELU);
+  if (value == LT_EPILOGUE_DEFAULT) return "";
+  if (rest != 0) snprintf(name, 32, " epilogue %d", value);
+  else snprintf(name, 32, "%s%s%s", value & LT_EPILOGUE_BIAS ? " bias" : "", value & LT_EPILOGUE_RELU ? " relu" : "",
+                value & LT_EPILOGUE_GELU ? " gelu" : "");
+  return name;
+}
+
 void hgemm_blas_log(hgemm_blas_product const *p, int server, char const *kernel) {
   static char const *const servers[SERVERS] = {"hgemm", "hgemm without tensor cores", "cuBLAS", "nobody"};
   static char const operations[] = "NTC";
   uint64_t const numbers[] = {(uint64_t)p->m,   (uint64_t)p->n,   (uint64_t)p->k,   (uint64_t)p->batch, (uint64_t)p->lda,
                               (uint64_t)p->ldb, (uint64_t)p->ldc, (uint64_t)p->transa << 8 | (uint64_t)p->transb,
                               (uint64_t)p->type_a << 16 | (uint64_t)p->type_b << 8 | (uint64_t)p->type_c,
-                              (uint64_t)p->compute << 8 | (uint64_t)server, (uint64_t)(uintptr_t)p->function};
+                              (uint64_t)p->compute << 8 | (uint64_t)server, (uint64_t)(uintptr_t)p->function,
+                              p->epilogue != NULL ? (uint64_t)p->epilogue->value : 0};
   uint64_t hash = 1;
+  char name[32];
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; ++i) hash = mixed(hash, numbers[i]);
   pthread_mutex_lock(&printing);
   ++counts[server];
   if (is_new(hash)) {
-    fprintf(stderr, "hgemm_blas: %s %c%c m %lld n %lld k %lld batch %lld ld %lld %lld %lld %s %s %s compute %d: %s%s%s\n",
+    fprintf(stderr, "hgemm_blas: %s %c%c m %lld n %lld k %lld batch %lld ld %lld %lld %lld %s %s %s compute %d%s: %s%s%s\n",
             p->function, operations[p->transa], operations[p->transb], (long long)p->m, (long long)p->n, (long long)p->k,
             (long long)p->batch, (long long)p->lda, (long long)p->ldb, (long long)p->ldc, type_name(p->type_a),
-            type_name(p->type_b), type_name(p->type_c), p->compute, servers[server], kernel ? ", " : "", kernel ? kernel : "");
+            type_name(p->type_b), type_name(p->type_c), p->compute, epilogue_name(p->epilogue, name), servers[server], kernel ? ", " : "", kernel ? kernel : "");
   }
   pthread_mutex_unlock(&printing);
 }
