@@ -14,6 +14,8 @@ from hgemm.problem import BIASES, MAX_EXTENT, LaunchOptions
 _SHAPE = re.compile(r"([0-9]{1,40})x([0-9]{1,40})x([0-9]{1,40})(?:@([0-9]{1,40}))?")
 _SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0), (0.5, 0.0))
 """alpha and beta of successive cases. Powers of two keep integers exact."""
+KINDS = ("integer", "normal")
+"""The kinds of numbers that operands have, in the order of their launches."""
 _TALL_TILES = 9
 """More tiles along one side than the default raster group, which is 8."""
 TILES_PER_CTA = 6
@@ -70,7 +72,7 @@ class Case:
         the least leading dimension of A, B, C and D. `min_span` is the least distance of the last row of each from its first.
         `cancels` takes a C that cancels the product but for its rounding, so that D shows the last bits of the sums.
         `once` runs the case once, with normal numbers: its faults do not depend on timing. `brief` runs it once with each kind of
-        numbers, not twice. `bias` and `options` are for variants that leave them to the launch.
+        numbers, not twice, or only with the kind `numbers`. `bias` and `options` are for variants that leave them to the launch.
     """
 
     shape: Shape
@@ -88,6 +90,7 @@ class Case:
     cancels: bool = False
     once: bool = False
     brief: bool = False
+    numbers: str = ""
 
     def __str__(self) -> str:
         words = [str(self.shape), f"alpha={self.alpha:g}"] + ([f"beta={self.beta:g}"] if self.beta else [])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hgemm.cases import Case
+from hgemm.cases import KINDS, Case
 from hgemm.device import Device, median_us
 from hgemm.dtypes import DTYPES, decode, encode, representable
 from hgemm.errors import DeviceError
@@ -449,7 +449,7 @@ class CheckOptions:
     """
 
     seed: int = 0
-    data: tuple[str, ...] = ("integer", "normal")
+    data: tuple[str, ...] = KINDS
     guard_bytes: int = GUARD_BYTES
     twice: bool = True
     align_bytes: int = 0
@@ -487,7 +487,7 @@ def verify(
     if case.once:
         options = replace(options, data=options.data[-1:], twice=False)
     if case.brief:
-        options = replace(options, twice=False)
+        options = replace(options, data=(case.numbers,) if case.numbers else options.data, twice=False)
     if case.cancels:
         options = replace(options, data=options.data[-1:])
     for kind in options.data:

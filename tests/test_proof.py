@@ -123,7 +123,7 @@ def test_a_library_is_proved_and_the_proof_is_filed(
     assert proof["barriers_per_k_tile"] == 1 and proof["seed"] == 3 and proof["executor"] == host_toolchain.version()
     assert 0 < proof["max_bound_ratio"] <= 1 and len(proof["shapes"]) == 17 and len(proof["timings"]) == 4
     assert proof["coverage"]["rounds_per_tile"] == proof["coverage"]["rounds_per_cta"] == 2.5
-    assert proof["coverage"]["offsets_beyond_2_31"] == ["A", "B", "C", "D"] and proof["coverage"]["launches"] >= 30
+    assert proof["coverage"]["offsets_beyond_2_31"] == ["A", "B", "C", "D"] and proof["coverage"]["launches"] > 17
     assert "\ncoverage\n" in invoke(show_command, record.symbol, "--library", library.folder).stdout
     assert 0 < proof["least_sectors_per_request"] <= proof["sectors_per_request"]
     (suite,) = ElementTree.parse(report).getroot()
