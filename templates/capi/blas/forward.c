@@ -165,14 +165,15 @@ void *hgemm_blas_light(char const *name) {
 
 #define LT_NAME(name, text) text,
 static char const *const lt_names[LT_COUNT] = {LT_FUNCTIONS(LT_NAME)};
-static _Atomic(void *) lt_of_own[LT_COUNT], lt_of_foreign[LT_COUNT]; /* null until one is found */
+static _Atomic(void *) lt_of_own[LT_COUNT], lt_of_foreign[LT_COUNT]; /* null until one was looked for */
+static char absent; /* its address stands for a function that does not exist */
 
 void *hgemm_lt_real(int function) {
   void *found = atomic_load_explicit(&lt_of_own[function], memory_order_acquire);
-  if (found != NULL || hgemm_blas_alone()) return found;
-  found = hgemm_blas_real(lt_names[function]);
-  if (found == NULL) found = hgemm_blas_light(lt_names[function]);
-  if (found != NULL) atomic_store_explicit(&lt_of_own[function], found, memory_order_release);
+  if (found != NULL) return found != &absent ? found : NULL;
+  if (!hgemm_blas_alone()) found = hgemm_blas_real(lt_names[function]);
+  if (found == NULL && !hgemm_blas_alone()) found = hgemm_blas_light(lt_names[function]);
+  atomic_store_explicit(&lt_of_own[function], found != NULL ? found : &absent, memory_order_release);
   return found;
 }
 
