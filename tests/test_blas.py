@@ -90,6 +90,12 @@ def test_the_log_tells_each_problem_once_and_sums_up(blas: Path) -> None:
     assert found and int(found[1]) > 10 and int(found[2]) > 10, summary
 
 
+def test_a_program_without_calls_has_no_log(blas: Path) -> None:
+    library = blas / "c" / "lib" / "libhgemm_blas.so"
+    done = run(blas, sys.executable, "-c", "print(1)", LD_PRELOAD=str(library), HGEMM_BLAS_LOG="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
 def test_a_fallback_that_is_no_cublas_is_told(blas: Path) -> None:
     done = tried(blas, "forms", HGEMM_BLAS_FALLBACK="/absent/libcublas.so")
     assert "HGEMM_BLAS_FALLBACK is /absent/libcublas.so, which is not cuBLAS" in done.stderr
