@@ -23,12 +23,14 @@ from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.dispatch_table import kind_of
 from hgemm.epilogue import NONE, parse_epilogue
+from hgemm.epilogue_language import as_epilogue
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAUNCH, LAYOUTS, TYPES, Kind, Problem
 from hgemm.record import ARTEFACTS
 
 TESTS = Path(__file__).resolve().parent
+GELU = "gelu_tanh(alpha * acc + bias)"
 AT_LAUNCH = {"schedule": "launch", "raster": "launch", "bias": "launch"}
 MORE = (
     {"arch": "sm_80,sm_90", "tile": "128x128x32", "bias": "row,column", "activation": "gelu,relu"},
@@ -74,8 +76,9 @@ def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
     for kernel in kernels:
         spec = kernel.plan.spec
         does = " ".join([*(["beta"] if spec.beta else []), spec.bias, spec.activation])
-        if expression := parse_epilogue(spec.epilogue):  # tests/fake_libcuda.c computes these two
-            does = "several" if expression.outputs else "fused"
+        if expression := parse_epilogue(spec.epilogue):  # tests/fake_libcuda.c computes these three
+            other = "by_tanh" if expression == as_epilogue(GELU) else "fused"
+            does = "several" if expression.outputs else other
         record, files = make_record(
             kernel.symbol, {name: f"{name} of {kernel.symbol} {does}\n".encode() for name in ARTEFACTS}
         )

@@ -1,6 +1,6 @@
 /* A libcuda.so.1 without a GPU: memory is the host's, and what is launched is computed by the CPU.
  * The kernel's name says layout and types; the first line of its image says `beta`, bias and activation, or `fused` or
- * `several`: the expressions of tests/test_epilogue_export.py.
+ * `several`: the expressions of tests/test_epilogue_export.py, or `by_tanh`: an epilogue of cuBLASLt.
  *
  * FAKE_CAPABILITY (90) and FAKE_SMS (132) say what the device is; FAKE_LOG names a file that gets a line a call that matters;
  * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing.
@@ -274,6 +274,12 @@ static double fused(double x, Problem const *p, int64_t batch, int64_t row, int6
   return x + input(&aux[3], batch, row * aux[3].leading + column, type);
 }
 
+/* Returns the gelu by tanh of alpha * acc + bias. */
+static double by_tanh(double x, Problem const *p, int64_t batch, int64_t column, int type) {
+  x = x * p->alpha + input((Aux const *)(p + 1), batch, column, type);
+  return 0.5 * x * (1 + tanh(0.79788456 * (x + 0.044715 * x * x * x)));
+}
+
 /* Returns relu(y), and stores y in f32 and its row's sum of squares and maximum, for y = alpha * acc + beta * bias + residual. */
 static double several(double x, Problem const *p, int64_t batch, int64_t row, int64_t column, int type) {
   Aux const *const aux = (Aux const *)(p + 1); /* bias, residual, out1, out2, out3 */
@@ -316,6 +322,10 @@ static void compute(char const *name, char const *image, Problem const *p) {
         for (int64_t k = 0; k < p->k; ++k) x += a[i * p->k + k] * b[j * p->k + k];
         if (strstr(image, " fused")) {
           store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, fused(x, p, batch, i, j, t_out));
+          continue;
+        }
+        if (strstr(image, " by_tanh")) {
+          store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, by_tanh(x, p, batch, j, t_out));
           continue;
         }
         if (strstr(image, " several")) {

@@ -33,6 +33,7 @@ from blas_trials import (
     Results,
     T,
     check,
+    decoded,
     encoded,
     operands,
     scalar,
@@ -163,6 +164,16 @@ def expected(call: Call, epilogue: int, beta: float, bias: np.ndarray) -> np.nda
     return value * (1 + np.vectorize(math.erf)(value / math.sqrt(2))) / 2 if epilogue & GELU else value
 
 
+def check_gelu(results: Results, label: str, call: Call, alpha: float, bias: np.ndarray, dtype: int) -> None:
+    """Check a product with beta 0 and the gelu by tanh, within a rounding of the result. gelu by erf is not that near."""
+    x = alpha * call.product + bias.reshape(-1, M, 1)
+    wanted = x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    status = call.run()
+    found = decoded(call.d, dtype).reshape(wanted.shape[0], N_, M).transpose(0, 2, 1)
+    near = np.abs(found - wanted) <= np.abs(wanted) * (2.0**-10 if dtype == F16 else 2.0**-7) + 1e-6
+    results.append((label, [SUCCESS, True], [status, bool(near.all())]))
+
+
 def lt_products(blas: Blas) -> Results:
     """Layouts, types, epilogues, batches, a D other than C, and scalars in device memory give the right numbers."""
     results: Results = []
@@ -187,6 +198,12 @@ def lt_products(blas: Blas) -> Results:
         status, wanted = call.run(), expected(call, epilogue, 2.0, bias)[0].ravel("F")
         close = bool(np.allclose(call.d.astype(np.float64), wanted, rtol=2e-3, atol=2e-3))
         results.append((f"epilogue {epilogue}", [SUCCESS, True], [status, close]))
+    for dtype, batch, alpha in itertools.product((F16, BF16), (1, 3), (0.5, 1.0)):
+        bias_of_each = np.arange(batch * M) / 4 - 1.0
+        call = Call(blas, dtype, epilogue=GELU_BIAS, batch=batch, bias=bias_of_each)
+        set_(blas, OPERATION, call.operation, BIAS_STRIDE, M)
+        call.beta[:], call.alpha[:] = 0, alpha
+        check_gelu(results, f"gelu by tanh {dtype} {batch} {alpha}", call, alpha, bias_of_each, dtype)
     call = Call(blas, batch=3, epilogue=BIAS, bias=np.arange(3 * M) - 7.0)
     set_(blas, OPERATION, call.operation, BIAS_STRIDE, M)
     wanted = 0.5 * call.product + 2 + (np.arange(3 * M) - 7.0).reshape(3, M, 1)
@@ -465,7 +482,11 @@ def lt_forwarded(blas: Blas) -> Results:
     served = Call(blas)
     before = real.fake_calls()
     check(results, "what is served", served.run(), served.d, F16, 0.5 * served.product + 2)
+    served = Call(blas, epilogue=GELU_BIAS, bias=np.ones(M))
+    served.beta[:] = 0
+    check_gelu(results, "gelu by tanh", served, 0.5, np.ones(M), F16)
     results.append(("asked nobody", before, real.fake_calls()))
+    served = Call(blas)
     served.algorithm = found
     results.append(("an algorithm of the real library", [14, before + 1], [served.run(), real.fake_calls()]))
     status, count, found = served.heuristic(3)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, made_once
-from exports import TESTS, compiled, fake_driver, need_compiler, paper_library
+from exports import GELU, TESTS, compiled, fake_driver, need_compiler, paper_library
 
 from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
@@ -21,11 +21,13 @@ from generator.export.blas import forwarded_names
 from generator.export.c_library import ExportOptions, export
 from generator.store.library import Library
 from generator.sweep import sweep
+from hgemm.epilogue_language import as_epilogue
 from hgemm.library import open_library
 
 KERNELS = {"arch": "sm_80", "tile": "64x64x32", "dtype": "f16,bf16,tf32", "layout": "tn,nn,nt,tt", "align": "1"}
 HALVES = {**KERNELS, "dtype": "f16,bf16"}
 EPILOGUES = ({**HALVES, "activation": "relu,gelu"}, {**HALVES, "bias": "row", "activation": "none,relu,gelu"})
+BY_TANH = {**HALVES, "layout": "tn", "epilogue": as_epilogue(GELU).text}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def blas(shared: Path) -> Path:
     need_compiler()
 
     def make(folder: Path) -> None:
-        kernels = [emit(plan, templates_folder()) for plan in sweep([KERNELS, *EPILOGUES]).plans]
+        kernels = [emit(plan, templates_folder()) for plan in sweep([KERNELS, *EPILOGUES, BY_TANH]).plans]
         library = open_library(paper_library(folder / "library", kernels).folder)
         export(library, folder / "c", ExportOptions(library.symbols, compressed=False, blas=True))
         fake_driver(folder / "driver")

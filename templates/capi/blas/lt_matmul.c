@@ -14,7 +14,7 @@
 /* An epilogue of gelu by tanh, which is that of cuBLASLt, in the kernels of this library. lt_epilogues.h is generated. */
 typedef struct Expression {
   char const *hash; /* null if no kernel has it */
-  int inputs, alpha, bias; /* places in hgemm_problem.aux; -1 if there is none */
+  int bias;         /* its place in hgemm_problem.aux; -1 if there is none */
 } Expression;
 
 enum { EXPRESSIONS = 4 }; /* by 2 * (has alpha) + (has a bias) */
@@ -28,9 +28,8 @@ static void find_expressions(void) {
     hgemm_epilogue const *const epilogue = hgemm_blas_expression(hashes[i]);
     Expression *const found = &expressions[i];
     if (epilogue == NULL) continue;
-    *found = (Expression){epilogue->hash, epilogue->input_count, -1, -1};
+    *found = (Expression){epilogue->hash, -1};
     for (int input = 0; input < epilogue->input_count; ++input) {
-      if (strcmp(epilogue->inputs[input].name, "alpha") == 0) found->alpha = input;
       if (strcmp(epilogue->inputs[input].name, "bias") == 0) found->bias = input;
     }
   }
@@ -44,7 +43,6 @@ static int add_expression(hgemm_problem *problem, hgemm_blas_epilogue const *epi
   if (found->hash == NULL || problem->alpha != 1.0f) found = &expressions[2 + bias];
   if (found->hash == NULL) return 0;
   problem->epilogue = found->hash;
-  if (found->alpha >= 0) problem->aux[found->alpha].value = problem->alpha;
   if (found->bias >= 0) {
     problem->aux[found->bias].pointer = epilogue->bias;
     problem->aux[found->bias].batch_stride = epilogue->stride_bias;
