@@ -115,10 +115,10 @@ class Writer:
             raise PtxError("_ is not readable")
         place = self._accumulators.get(register.name)
         value = self.variable(register) if place is None else f"acc.read({line}, {place})"
-        if kind == "f32":
-            return f"ptx::f32({value})"
-        if kind == "f64":
-            return f"ptx::f64({value})"
+        if kind == "f32" and bits_of_type(register.type) == 32:
+            return f"__builtin_bit_cast(float, {value})"  # the compiler takes longer for a function
+        if kind in ("f32", "f64"):
+            return f"ptx::{kind}({value})"
         same = bits_of_type(register.type) == bits_of_type(kind) and kind[0] != "s"
         return value if same or kind == "pred" else f"{C_TYPES[kind]}({value})"
 
@@ -173,7 +173,7 @@ class Writer:
         if not target.type:
             return f"(void)({value});"
         if kind == "f32":
-            value = f"ptx::bits32({value})"
+            value = f"__builtin_bit_cast(uint32_t, float({value}))"
         elif kind == "f64":
             value = f"ptx::bits64({value})"
         elif kind[0] == "s":  # extends the sign

@@ -195,6 +195,7 @@ void Machine::finish_fiber() {
   Lane& lane = *queue_[queue_at_];
   lane.exited = true;
   lane.operation = nullptr;
+  uniform_ = false;
   run_next_fiber(lane.fiber);
   abort();  // never reached
 }
@@ -203,6 +204,7 @@ void Machine::wait_for(Operation& operation, void const* program_counter) {
   Lane& lane = *queue_[queue_at_];
   lane.operation = &operation;
   lane.program_counter = program_counter;
+  if (uniform_ && queue_at_ > 0) uniform_ = same_request(*queue_[0]->operation, operation);
   run_next_fiber(lane.fiber);
 }
 
@@ -223,7 +225,9 @@ void Machine::resume(Warp& warp, uint32_t lanes) {
   for (uint32_t rest = lanes; rest; rest &= rest - 1) queue_[queue_end_++] = &warp.lanes[__builtin_ctz(rest)];
   queue_at_ = 0;
   place = queue_[0];
+  uniform_ = lanes == ~0u;
   switch_fiber(scheduler_, queue_[0]->fiber);
+  warp.uniform = uniform_;
   warp.waiting |= lanes;
   warp.may_run = true;
   for (int i = 0; i < queue_end_; ++i) {

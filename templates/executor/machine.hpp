@@ -68,6 +68,7 @@ class Machine {
   void report_deadlock();
   bool has_diverged(Warp const& warp) const;
   bool same_operation(Warp const& warp) const;
+  static bool same_request(Operation const& first, Operation const& other);
   static bool same_request(Warp const& warp);
   std::string describe_warp(Warp const& warp) const;
   std::string describe_wait(Warp const& warp, Lane const& lane) const;
@@ -198,6 +199,7 @@ class Machine {
   Fiber scheduler_;
   Lane* queue_[32] = {};
   int queue_at_ = 0, queue_end_ = 0;
+  bool uniform_ = false;  // all lanes that have run since `resume` wait at the same request, and none has ended
 };
 
 }  // namespace hgemm::executor

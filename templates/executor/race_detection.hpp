@@ -245,7 +245,17 @@ class Shadow {
 
   // Clears everything. The memory has `bytes` bytes. If `initialised`, it may be read before it is written.
   void reset(size_t bytes, bool initialised) {
-    lines_.assign((bytes + line_bytes - 1) / line_bytes, Line());
+    size_t const count = (bytes + line_bytes - 1) / line_bytes;
+    if (count != lines_.size()) {
+      lines_.assign(count, Line());
+      touched_.assign(count / block_lines + 1, 0);
+    }
+    for (size_t block = 0; block < touched_.size(); ++block) {
+      if (!touched_[block]) continue;
+      touched_[block] = 0;
+      auto const first = lines_.begin() + std::ptrdiff_t(block * block_lines);
+      std::fill(first, first + std::ptrdiff_t(std::min(block_lines, count - block * block_lines)), Line());
+    }
     divided_.clear();
     free_parts_.clear();
     more_reads_.clear();
@@ -278,7 +288,7 @@ class Shadow {
   // The same for a line of 16 bytes whose last write is `known` as a whole, which `reader` knows. Otherwise returns false, and
   // does nothing.
   bool read_line(size_t offset, Knowledge const& reader, Access const& me, Access const& known) {
-    Line& line = lines_[offset / line_bytes];
+    Line& line = touch(offset);
     Access const& write = line.cell.write;
     if (line.parts || write.epoch != known.epoch || write.agent != known.agent || write.cta != known.cta) return false;
     note_read(line.cell, reader, me);
@@ -300,7 +310,7 @@ class Shadow {
     Conflict conflict;
     if (offset % line_bytes == 0 && bytes % line_bytes == 0) {
       for (size_t at = offset; at < offset + bytes; at += line_bytes) {
-        Line& line = lines_[at / line_bytes];
+        Line& line = touch(at);
         for_cells(line, at, at, at + line_bytes,
                   [&](Cell& cell, size_t where) { check_write(cell, where, writer, conflict, visit); });
         make_whole(line);
@@ -320,6 +330,7 @@ class Shadow {
 
  private:
   static constexpr int inline_reads = 3;
+  static constexpr size_t block_lines = 64;
 
   struct Cell {
     Access write;
@@ -335,13 +346,20 @@ class Shadow {
   };
   struct Parts { Cell cell[8]; };
 
+  // Returns the line at an offset, which `reset` will clear.
+  Line& touch(size_t offset) {
+    size_t const at = offset / line_bytes;
+    touched_[at / block_lines] = 1;
+    return lines_[at];
+  }
+
   template <class RemoteAccess>
   void each_cell(size_t offset, size_t bytes, RemoteAccess visit) {
     size_t const end = offset + bytes;
     for (size_t at = offset; at < end;) {
       size_t const first = at / line_bytes * line_bytes;
       size_t const until = std::min(first + line_bytes, end);
-      Line& line = lines_[at / line_bytes];
+      Line& line = touch(at);
       divide(line, (at | (until - first == line_bytes ? 0 : until)) % line_bytes);
       for_cells(line, first, at, until, visit);
       at = until;
@@ -460,6 +478,7 @@ class Shadow {
   }
 
   std::vector<Line> lines_;
+  std::vector<uint8_t> touched_;  // by blocks of block_lines: whether an access has been recorded
   std::vector<Parts> divided_;
   std::vector<std::vector<Access>> more_reads_;
   std::vector<uint32_t> free_parts_, free_more_reads_;  // 1 + index

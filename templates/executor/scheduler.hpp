@@ -81,7 +81,7 @@ bool Machine::resume_polling() {
 // Returns the lanes of the warp's next instruction. If lanes have diverged, those at the lowest code address run first, so that
 // they reconverge as on a GPU.
 uint32_t Machine::choose_lanes(Warp& warp) const {
-  if (warp.waiting == ~0u && same_request(warp)) return ready(warp.lanes[0]) ? ~0u : 0;
+  if (warp.waiting == ~0u && (warp.uniform || same_request(warp))) return ready(warp.lanes[0]) ? ~0u : 0;
   uint32_t best = 0;
   void const* best_at = nullptr;
   for (uint32_t rest = warp.waiting; rest;) {
@@ -238,15 +238,16 @@ bool Machine::has_diverged(Warp const& warp) const {
   return true;
 }
 
-// Tells whether all lanes of a warp wait at the same operation, and are ready at the same time.
-bool Machine::same_request(Warp const& warp) {
-  Operation const& first = *warp.lanes[0].operation;
-  bool const at_mbarrier = first.kind == Kind::mbarrier_wait;
+// Tells whether two lanes wait at the same operation, and are ready at the same time.
+bool Machine::same_request(Operation const& first, Operation const& other) {
+  if (other.site.line != first.site.line || other.kind != first.kind || other.site.file != first.site.file) return false;
   if (first.kind == Kind::cluster_wait || has_members(first.kind)) return false;
+  return first.kind != Kind::mbarrier_wait || (other.to == first.to && other.number == first.number);
+}
+
+bool Machine::same_request(Warp const& warp) {
   for (int i = 1; i < 32; ++i) {
-    Operation const& other = *warp.lanes[i].operation;
-    if (other.site.line != first.site.line || other.kind != first.kind || other.site.file != first.site.file) return false;
-    if (at_mbarrier && (other.to != first.to || other.number != first.number)) return false;
+    if (!same_request(*warp.lanes[0].operation, *warp.lanes[i].operation)) return false;
   }
   return true;
 }

@@ -1,6 +1,7 @@
 // The state of running threads: lanes, warps, CTAs and clusters, and the barriers and asynchronous work that they wait for.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <utility>
 #include <vector>
@@ -83,6 +84,7 @@ struct Warp {
   uint32_t waiting = 0;  // mask of lanes with an operation to execute
   uint32_t exited = 0;
   uint32_t at_barrier = 0;
+  bool uniform = false;  // all lanes wait at the same request, and have come there together
   bool may_run = true;  // false: blocked, and nothing has changed since
   bool polls = false;   // it found nothing new in memory or at an mbarrier: other warps and copies come first
 
@@ -164,7 +166,7 @@ struct Accumulators {
 };
 
 struct Warpgroup {
-  std::vector<Wgmma> in_flight;                   // that some warp has not waited for
+  std::deque<Wgmma> in_flight;                    // that some warp has not waited for
   uint32_t first = 0;                             // number of the first of them
   std::map<void*, Accumulators> accumulators[4];  // by warp and key: the address of the caller's registers, or a number
   uint16_t agent = no_agent;                      // of its reads; epochs count groups from 1

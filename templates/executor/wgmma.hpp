@@ -379,7 +379,7 @@ void Machine::wgmma_wait(Warp& warp, uint32_t pending) {
       all &= other < cta.warps.size() && cta.warps[other].wgmma_retired > group.first;
     }
     if (!all) break;
-    group.in_flight.erase(group.in_flight.begin());
+    group.in_flight.pop_front();
     ++group.first;
   }
   if (group.agent == no_agent) return;
