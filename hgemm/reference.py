@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -174,7 +174,8 @@ def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> tuple[np.n
 
 def _unread_error(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     """Return the error from input bits that tensor cores ignore, or None if there are none."""
-    if not (truncation_error(a, traits.dtype_a).any() or truncation_error(b, traits.dtype_b).any()):
+    stored = ((a, traits.dtype_a), (b, traits.dtype_b))
+    if not any(DTYPES[dtype].ignored_bits and truncation_error(one, dtype).any() for one, dtype in stored):
         return None
     exact = a @ b
     ways = itertools.product((truncated, representable), repeat=2)
@@ -183,15 +184,22 @@ def _unread_error(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> np.ndar
 
 
 def _is_exact(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> bool:
-    if not np.all(a == np.rint(a)) or not np.all(b == np.rint(b)):
+    if not all(_is_whole(one) for one in (a, b)):
         return False
     a, b = np.abs(a), np.abs(b)
+    if traits.acc != "f16_promoted" and np.max(a) * np.max(b) * a.shape[-1] <= EXACT[traits.acc]:
+        return True
     if traits.acc == "f16_promoted":
         depth = traits.tile_k
         tiles = (a[..., at : at + depth] @ b[:, at : at + depth] for at in range(0, a.shape[-1], depth))
         if max(float(np.max(tile)) for tile in tiles) > EXACT["f16"]:
             return False
     return float(np.max(a @ b)) <= EXACT["f16" if traits.acc == "f16" else "f32"]
+
+
+def _is_whole(values: np.ndarray) -> bool:
+    """Tell whether all numbers are integers. Most arrays without show it in their first row."""
+    return all(np.array_equal(part, np.rint(part)) for part in (values[:1, :1], values))
 
 
 def _splits(traits: LaunchTraits, k: int) -> Iterator[tuple[int, int]]:
@@ -243,28 +251,44 @@ def steps_of(traits: LaunchTraits, first: int, last: int, step: int) -> list[tup
     ]
 
 
+_BLOCK_ELEMENTS = 2**14
+"""The sums that are analysed at a time: about ten arrays of so many fit in a cache."""
+
+
 def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> _Sum:
-    """Return the sum over [first, last) of k in one accumulator.
+    """Return the sum over [first, last) of k in one accumulator, by blocks of rows."""
+    a, b, last, first = a[:, :, first:last], b[:, first:last], last - first, 0  # `first` begins a k-tile
+    a_all = (a, a * a, np.sign(a).astype(np.float32), _fineness(a, traits.dtype_a))
+    b_all = (b, b * b, np.sign(b).astype(np.float32), _fineness(b, traits.dtype_b))
+    batch, m, n = max(len(a), len(b)), a.shape[1], b.shape[2]
+    found = _Sum(*np.zeros((4, batch, m, n)))
+    rows = max(1, _BLOCK_ELEMENTS // max(1, batch * n))
+    for at in range(0, m, rows):
+        block = slice(at, at + rows)
+        part = _Sum(*(one[:, block] for one in (found.total, found.bias, found.variance, found.worst)))
+        _add_steps(traits, [one if one is None else one[:, block] for one in a_all], b_all, last, part)
+    return found
+
+
+def _add_steps(traits: LaunchTraits, a_all: Sequence[Any], b_all: Sequence[Any], last: int, found: _Sum) -> None:
+    """Add [0, last) of k to a sum of zero, step by step. `a_all` has A, its squares, its signs and its fineness.
 
     In stream-K kernels, a new accumulator may start at any k-tile. Then the signs of partial sums are unknown. It may hold any
     later k-tile, if the last one comes first.
     """
+    (a, a_squared, a_signs, a_fine), (b, b_squared, b_signs, b_fine) = a_all, b_all
+    bias, variance, worst = found.bias, found.variance, found.worst
     shared, group = traits.grid_rule == "stream_k", group_of(traits)
     fraction = 2.0 ** -(25 if traits.arch_number < 90 else 26)  # half of the lowest bit of an aligned product
     low: Any = 0.0
     high: Any = 0.0  # smallest and largest sum at which a new accumulator may start
     least = most = np.float64(0)  # smallest and largest sum of a k-tile that comes before others
-    if shared and traits.last_k_tile_first and last - first > traits.tile_k:
-        for at, end in steps_of(traits, first, last, traits.tile_k):
+    if shared and traits.last_k_tile_first and last > traits.tile_k:
+        for at, end in steps_of(traits, 0, last, traits.tile_k):
             tile = a[:, :, at:end] @ b[:, at:end]
             least, most = np.minimum(least, tile), np.maximum(most, tile)
-    total = np.zeros((max(len(a), len(b)), a.shape[1], b.shape[2]))
-    bias, variance, worst = np.zeros((3, *total.shape))
-    a, b, last, first = a[:, :, first:last], b[:, first:last], last - first, 0  # `first` begins a k-tile
-    a_squared, b_squared = a * a, b * b
-    a_signs, b_signs = np.sign(a).astype(np.float32), np.sign(b).astype(np.float32)
-    a_fine, b_fine = (_fineness(one, traits.dtype_a) for one in (a, b))
-    steps = steps_of(traits, first, last, STEP)
+    total = np.zeros(found.total.shape)
+    steps = steps_of(traits, 0, last, STEP)
     for at, end in sorted(steps) if shared else steps:
         groups = -(-(end - at) // group)
         if shared and at % traits.tile_k == 0:
@@ -304,7 +328,7 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
         )
         unit *= unit
         variance += unit * rounded / 3
-    return _Sum(total, bias, variance, worst)
+    found.total[...] = total
 
 
 def _fineness(values: np.ndarray, dtype: str) -> np.ndarray | None:
