@@ -16,6 +16,7 @@ from generator.families.base import Plan
 from generator.planner import Violation, reject_illegal, violations
 from generator.spec import FORMS
 from generator.sweep import Candidate
+from hgemm.junit import JunitSuite, JunitTest
 from hgemm.record import CUBIN_NAME, PTX_NAME, Record, Scalar
 
 _BUILT = "compile_s registers spill_bytes smem_bytes ctas_per_sm cubin_bytes".split()
@@ -169,6 +170,20 @@ def _beta(record: Record) -> float:
 
 
 # ==== The table ====
+
+
+def junit_suite(built: Sequence[BuiltForm], errors: Sequence[str]) -> JunitSuite:
+    """Return a suite with a test for each form that was built, and for each error of a build."""
+    tests = []
+    for one in built:
+        if one.result is None:
+            tests.append(JunitTest(one.form, message="built, not run"))
+        elif one.result.passed:
+            tests.append(JunitTest(one.form, message=f"{one.result.max_bound_ratio:.2f} of the error bound"))
+        else:
+            tests.append(JunitTest(one.form, "failure", "the result exceeds the error bound"))
+    tests += [JunitTest("build", "error", error) for error in errors]
+    return JunitSuite("forms", tuple(tests))
 
 
 def columns(built: Sequence[BuiltForm]) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
-from xml.etree import ElementTree
 
 from generator import isolated
 from generator.proof.executor import COSTS_CASE
@@ -32,8 +31,8 @@ from generator.store.library import Library
 from generator.tables import counted
 from hgemm.cases import Shape, cases_of, default_cases, far_bytes
 from hgemm.device import Device, open_device
-from hgemm.disk import write_atomically
 from hgemm.errors import DeviceError, DeviceMemoryError, UnsupportedError
+from hgemm.junit import JunitSuite, JunitTest
 from hgemm.kernel import Kernel
 from hgemm.record import CUBIN_NAME, PTX_NAME
 
@@ -240,37 +239,13 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_junit(path: Path, outcomes: Iterable[CheckOutcome], command: str = "hgemm verify") -> None:
-    """Write a JUnit file: a suite for each variant, a test for each case. Raises: LibraryError if the disk refuses."""
-    root = ElementTree.Element("testsuites", name=command)
-    for outcome in outcomes:
-        root.append(_suite(outcome))
-    ElementTree.indent(root)
-    write_atomically(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")
-
-
-def _suite(outcome: CheckOutcome) -> ElementTree.Element:
-    failures = len(outcome.checks) - outcome.passed_cases
-    counts = {
-        "tests": len(outcome.checks) + len(outcome.skipped_cases) or 1,
-        "failures": failures,
-        "errors": int(bool(outcome.error)),
-        "skipped": int(bool(outcome.skipped)) + len(outcome.skipped_cases),
-    }
-    written = {name: str(count) for name, count in counts.items()}
-    suite = ElementTree.Element("testsuite", name=outcome.symbol, time=f"{outcome.seconds:.3f}", **written)
-    for check in outcome.checks:
-        case = ElementTree.SubElement(suite, "testcase", classname=outcome.symbol, name=check["case"])
-        if not check["passed"]:
-            ElementTree.SubElement(case, "failure", message=check["reason"])
-    for lacking in outcome.skipped_cases:
-        case = ElementTree.SubElement(suite, "testcase", classname=outcome.symbol, name=lacking["case"])
-        ElementTree.SubElement(case, "skipped", message=lacking["reason"])
-    for tag, reason in (("error", outcome.error), ("skipped", outcome.skipped)):
-        if reason:
-            case = ElementTree.SubElement(suite, "testcase", classname=outcome.symbol, name="load")
-            ElementTree.SubElement(case, tag, message=reason)
-    return suite
+def junit_suite(outcome: CheckOutcome) -> JunitSuite:
+    """Return an outcome as a suite: a test for each case, and one for what kept the variant from being checked."""
+    tests = [JunitTest(one["case"], "passed" if one["passed"] else "failure", one["reason"]) for one in outcome.checks]
+    tests += [JunitTest(one["case"], "skipped", one["reason"]) for one in outcome.skipped_cases]
+    tests += [JunitTest("load", "error", outcome.error)] if outcome.error else []
+    tests += [JunitTest("load", "skipped", outcome.skipped)] if outcome.skipped else []
+    return JunitSuite(outcome.symbol, tuple(tests), outcome.seconds)
 
 
 # ==== Processes ====

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import simulated
@@ -134,4 +135,6 @@ def test_the_verb_builds_and_runs_what_can_be_and_tells_of_the_rest(tmp_path: Pa
     (column,) = json.loads(done.stdout)
     assert (column["form"], column["device"], column["passed"]) == ("atoms", "CPU", True)
     assert "form cute is skipped, cute_k_blocks: " in done.stderr and "[1/1] built hgemm_" in done.stderr
-    assert "[1/1]" not in call(*options, "--quiet").stderr
+    assert "[1/1]" not in call(*options, "--quiet", "--junit", tmp_path / "forms.xml").stderr
+    (suite,) = ElementTree.parse(tmp_path / "forms.xml").getroot()
+    assert [test.get("name") for test in suite] == ["atoms"] and suite.get("failures") == "0"

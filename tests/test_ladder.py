@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -168,7 +169,9 @@ def test_what_is_known_is_printed_beside_what_was_published(tmp_path: Path, made
     bound = ["tensor", "cores", "8", "4", "80", "four", "stages"]
     assert lines[8].split()[:1] + lines[8].split()[4:5] + lines[8].split()[6:] == ["fast", "0", *bound]
     assert result.exit_code == 0 and {plan.spec.arch for plan in made} == {"sm_80"} and len(made) == 3
-    call(tmp_path, "x", "--static", "--keep", tmp_path / "kept.json")
+    call(tmp_path, "x", "--static", "--keep", tmp_path / "kept.json", "--junit", tmp_path / "ladder.xml")
+    (suite,) = ElementTree.parse(tmp_path / "ladder.xml").getroot()
+    assert (suite.get("name"), suite.get("tests"), suite.get("skipped")) == ("x", "3", "3")
     assert call(tmp_path, "--from", tmp_path / "kept.json").stdout == result.stdout
 
 

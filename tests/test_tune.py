@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import fake_driver
 import measured
@@ -385,10 +386,16 @@ def test_the_command_prints_a_table_or_json(driver: BenchDriver, folder: Path, a
     assert winners(document) == ["hgemm_fast"] and document["protocol"]["rounds"] == 3
 
 
-def test_what_cannot_be_tuned_fails(driver: BenchDriver, folder: Path) -> None:
-    words = ["--library", folder, "--no-generate", "--arch", "80", "--shapes"]
-    result = call(*words, "40x56x23", command=verb.tune_command)
+def test_what_cannot_be_tuned_fails(driver: BenchDriver, folder: Path, tmp_path: Path) -> None:
+    words = ["--library", folder, "--no-generate", "--arch", "80", "--junit", tmp_path / "tune.xml", "--shapes"]
+    result = call(*words, "40x56x23,40x56x24", command=verb.tune_command)
     assert result.exit_code == 1 and "not measured: no variant of this layout" in result.stdout
+    tests = [test for suite in ElementTree.parse(tmp_path / "tune.xml").getroot() for test in suite]
+    skipped = {test.get("name").split()[0] for test in tests if test.find("skipped") is not None}
+    measured = {test.get("name").split()[0] for test in tests if test.find("skipped") is None}
+    assert len(skipped) == len(measured) == 1 and skipped != measured
+    error = call(*words, "8x8x8", "--gpus", 2, command=verb.tune_command).exception
+    assert error.exit_code == 2 and "--junit" in str(error)
     error = call("--library", folder, "--shapes", "8x8x8", "--resume").exception
     assert error.exit_code == 2 and str(error).startswith("--resume requires the --seed")
     error = call("--library", folder, "--shapes", "8x8x8", "--part", "3/2").exception

@@ -24,13 +24,14 @@ from records import make_record
 import hgemm.device
 from generator import device_check
 from generator.cli.main import hgemm_command
-from generator.device_check import CheckOutcome, CheckRequest, CheckWorkers, check_here, write_junit
+from generator.device_check import CheckOutcome, CheckRequest, CheckWorkers, check_here, junit_suite
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.store.library import Library
 from generator.store.query import FIELDS, Selection, condition_of, resolve
 from generator.tables import fitted
 from hgemm import DeviceError
 from hgemm.errors import DeprecatedWord
+from hgemm.junit import write_junit
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 
@@ -521,7 +522,7 @@ def test_without_a_gpu_both_verbs_say_so_in_one_line(device_folder: Path, monkey
 # ---- run ------------------------------------------------------------------------------------------------------------
 
 
-def test_run_prints_time_rate_and_error(driver: FakeDriver, device_folder: Path) -> None:
+def test_run_prints_time_rate_and_error(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
     traits = LaunchTraits.of(Library(device_folder).load("hgemm_good").record.data)
     driver.kernel = lambda problem: simulated.launch(traits, problem)
     arguments = ["hgemm_good", "--library", device_folder, "--m", 40, "--n", 56, "--k", 24]
@@ -534,8 +535,14 @@ def test_run_prints_time_rate_and_error(driver: FakeDriver, device_folder: Path)
     assert "passed" not in json.loads(call_on_device("run", *arguments, "--no-check", "--json").stdout)
     square = json.loads(call_on_device("run", *arguments[:3], "--m", 24, "--no-check", "--json").stdout)
     assert (square["m"], square["n"], square["k"]) == (24, 24, 24)
+    report = tmp_path / "run.xml"
+    assert call_on_device("run", *arguments, "--junit", report).exit_code == 0
+    (suite,) = ElementTree.parse(report).getroot()
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("hgemm_good", "1", "0")
     driver.kernel = lambda problem: simulated.launch(traits, problem, frozenset({"leaves an element"}))
-    result = call_on_device("run", *arguments)
+    result = call_on_device("run", *arguments, "--junit", report)
+    (suite,) = ElementTree.parse(report).getroot()
+    assert suite.get("failures") == "1" and "not written" in suite[0][0].get("message")
     assert result.exit_code == 1 and "WRONG: 1 elements of D were not written" in result.stdout
 
 
@@ -710,5 +717,5 @@ def test_outcomes_judge_themselves(tmp_path: Path) -> None:
         and not CheckOutcome("b", skipped="unfit").failed
         and CheckOutcome("b").failed
     )
-    write_junit(tmp_path / "x.xml", [passed, failed, CheckOutcome("b", error="gone")])
+    write_junit(tmp_path / "x.xml", "hgemm verify", map(junit_suite, [passed, failed, CheckOutcome("b", error="gone")]))
     assert [suite.get("errors") for suite in ElementTree.parse(tmp_path / "x.xml").getroot()] == ["0", "0", "1"]

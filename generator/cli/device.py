@@ -24,10 +24,10 @@ from generator.device_check import (
     CheckRequest,
     CheckWorkers,
     json_of,
+    junit_suite,
     open_kernel,
     outcome_line,
     outcome_summary,
-    write_junit,
 )
 from generator.errors import RequestError
 from generator.store.library import Library
@@ -37,6 +37,7 @@ from hgemm.bench.runner import bench, bench_options
 from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
+from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.problem import LaunchOptions
 from hgemm.selection_query import Target
 from hgemm.tuning.runner import Supply, TunePlan, tune_library, tune_options
@@ -98,6 +99,7 @@ Examples:
     default=0,
     help="With --splits: the first tiles, which are not split. In tiles of whole clusters.",
 )
+@junit_option
 @json_option
 @click.pass_context
 def run_command(
@@ -116,9 +118,11 @@ def run_command(
     no_check: bool,
     splits: int | None,
     whole_tiles: int,
+    junit: Path | None,
     as_json: bool,
 ) -> None:
     n, k = n or m, k or m
+    require_writable(junit, "--junit")
     opened = Library(library)
     name = resolve_one(opened, symbol)
     kernel = open_kernel(opened, name, code)
@@ -152,6 +156,11 @@ def run_command(
         answer["max_error"] = found.check.max_error if math.isfinite(found.check.max_error) else None
         answer["max_bound_ratio"] = ratio if math.isfinite(ratio) else None
         answer["passed"], answer["reason"] = found.check.passed, found.check.reason
+    if junit:
+        passed = found.check is None or found.check.passed
+        told = _run_text(answer) if passed else answer["reason"]
+        test = JunitTest(str(case), "passed" if passed else "failure", told)
+        write_junit(junit, "hgemm run", [JunitSuite(name, (test,))])
     click.echo(json.dumps(answer, indent=1) if as_json else _run_text(answer))
     ctx.exit(int(found.check is not None and not found.check.passed))
 
@@ -231,9 +240,7 @@ Examples:
     help="Processes. Default: half the cores, at most 8; with --emulate, all cores.",
 )
 @click.option("--timeout", type=click.FloatRange(min=1), metavar="S", help="Time limit for one variant, in seconds.")
-@click.option(
-    "--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a JUnit file."
-)
+@junit_option
 @json_option
 @click.pass_context
 def verify_command(
@@ -299,7 +306,7 @@ def verify_command(
         outcomes.append(outcome)
         click.echo(line(outcome), err=as_json)
     if junit:
-        write_junit(junit, outcomes)
+        write_junit(junit, "hgemm verify", map(junit_suite, outcomes))
     if as_json:
         click.echo(json.dumps([json_of(outcome) for outcome in outcomes], indent=1))
     else:

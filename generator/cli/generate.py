@@ -31,6 +31,7 @@ from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
 from generator.tables import counted, fitted, line_width
 from hgemm.disk import require_writable
+from hgemm.junit import JunitSuite, JunitTest, write_junit
 from hgemm.library import reject_file
 from hgemm.record import Scalar
 
@@ -90,7 +91,7 @@ def run(options: dict[str, Any]) -> int:
     else:
         _print_table([row.cells for row in rows], plans, ["status"], [*_RESOURCES[:3], "seconds", *_RESOURCES[3:]])
     if options["junit"]:
-        _write_junit(options["junit"], rows)
+        write_junit(options["junit"], "generate", map(_junit_suite, rows))
     for row in rows:
         if row.error:
             click.echo(f"generate: error: {row.error}", err=True)
@@ -240,19 +241,9 @@ def _row(outcome: Outcome) -> _Row:
     return _Row(_cells(outcome), outcome.error, outcome.record is not None)
 
 
-def _write_junit(path: Path, rows: Sequence[_Row]) -> None:
-    """Write a JUnit file with a test for each variant."""
-    from generator.device_check import CheckOutcome, write_junit  # needed for such a file only
-
-    outcomes = [
-        CheckOutcome(
-            symbol=str(row.cells["symbol"]),
-            checks=({"case": "build", "passed": not row.error, "reason": row.error},),
-            seconds=float(row.cells["seconds"]),
-        )
-        for row in rows
-    ]
-    write_junit(path, outcomes, "generate")
+def _junit_suite(row: _Row) -> JunitSuite:
+    build = JunitTest("build", "failure" if row.error else "passed", row.error)
+    return JunitSuite(str(row.cells["symbol"]), (build,), float(row.cells["seconds"]))
 
 
 def _cells(outcome: Outcome) -> dict[str, Scalar]:

@@ -30,6 +30,7 @@ from generator.compare import (
     build,
     buildable,
     columns,
+    junit_suite,
     plan_every_form,
     run_on_cpu,
     run_on_device,
@@ -45,8 +46,9 @@ from generator.store.library import Library
 from generator.store.query import Selection, resolve_one
 from generator.sweep import Sweep, sweep_of
 from generator.tables import to_text
-from hgemm.disk import write_atomically
+from hgemm.disk import require_writable, write_atomically
 from hgemm.errors import DeviceError
+from hgemm.junit import junit_option, write_junit
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -121,6 +123,7 @@ Examples:
 )
 @click.option("--emulate", is_flag=True, help="Compute D on the CPU. Do not look for a GPU.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@junit_option
 @json_option
 @click.pass_context
 def compare_command(
@@ -132,9 +135,11 @@ def compare_command(
     repeat: int,
     emulate: bool,
     quiet: bool,
+    junit: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
+    require_writable(junit, "--junit")
     if options.get("form") is not None:
         raise RequestError("compare builds every form: omit --form")
     forms = plan_every_form(lambda form: requested({**options, "form": form}).candidates)
@@ -153,6 +158,8 @@ def compare_command(
             built = [run_on_device(one, settings, (m, n or m, k or m), repeat) for one in built]
     except DeviceError as error:
         click.echo(f"hgemm: nothing was run ({error}): to compare results on the CPU, use --emulate", err=True)
+    if junit:
+        write_junit(junit, "hgemm compare", [junit_suite(built, errors)])
     found = columns(built)
     if as_json:
         click.echo(json.dumps(found, indent=1))

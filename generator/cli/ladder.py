@@ -17,7 +17,7 @@ from generator.cli.output import progress, scratch_library, scratch_library_opti
 from generator.errors import LibraryError
 from generator.ladders.ladder_run import RunOptions, make_kernels, plan_ladders, plans_of, run_ladders
 from generator.ladders.recipes import System, load_system, read_system, system_names
-from generator.ladders.results import chosen, csv_text, curve, form_of, read, require_matplotlib, text
+from generator.ladders.results import chosen, csv_text, curve, form_of, junit_suite, read, require_matplotlib, text
 from generator.proof.executor import NoCompiler
 from generator.proof.jobs import Prover, host_toolchain
 from generator.tables import to_text
@@ -27,6 +27,7 @@ from hgemm.cases import Shape
 from hgemm.device import Device, open_device
 from hgemm.disk import require_writable, write_atomically
 from hgemm.errors import DeviceError
+from hgemm.junit import junit_option, write_junit
 
 _LADDER_HELP = """Reproduce a published ladder of kernels, step by step.
 
@@ -94,6 +95,7 @@ class _Systems(click.ParamType):
 @click.option("--from", "source", type=_FILE, metavar="FILE", help="Print a document of --keep. Run nothing.")
 @click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document to FILE after every ladder.")
 @click.option("--csv", type=_FILE, metavar="FILE", help="Write one CSV row for each step to FILE.")
+@junit_option
 @click.option("-o", "--to", type=_FILE, metavar="FILE", help="Draw the curves to FILE: ladder.svg or ladder.png.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes that compile. Default: all cores."
@@ -108,7 +110,7 @@ def ladder_command(ctx: click.Context, systems: Sequence[str], as_json: bool, **
     form = form_of(options["to"]) if options["to"] else ""
     if form:
         require_matplotlib()
-    for name in ("keep", "csv", "to"):
+    for name in ("keep", "csv", "junit", "to"):
         require_writable(options[name], f"--{name}")
     document = read(options["source"], systems) if options["source"] else _run(_named(systems), options)
     if not document["ladders"]:
@@ -116,9 +118,11 @@ def ladder_command(ctx: click.Context, systems: Sequence[str], as_json: bool, **
     click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
     if options["csv"]:
         write_atomically(options["csv"], csv_text(document["ladders"]).encode(), "--csv")
+    if options["junit"]:
+        write_junit(options["junit"], "hgemm ladder", map(junit_suite, document["ladders"]))
     if form:
         write_atomically(options["to"], curve(document, form), "--to")
-    for written in filter(None, (options["keep"], options["csv"], options["to"])):
+    for written in filter(None, (options["keep"], options["csv"], options["junit"], options["to"])):
         click.echo(f"hgemm: wrote {written}", err=True)
     if document.get("lost"):
         raise DeviceError(document["lost"])

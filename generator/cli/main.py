@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +26,7 @@ from generator.cli.options import (
 )
 from generator.errors import HgemmError, closest_words
 from hgemm.errors import DeprecatedWord, escaped_output, printable, shortened, usage_line
+from hgemm.junit import junit_option
 
 VERBS = {
     "bench": ("device", "Measure variants beside cuBLASLt."),
@@ -173,9 +173,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
 @grouped_option("Answer", json_option)
 @grouped_option(
     "Answer",
-    click.option(
-        "--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a JUnit file."
-    ),
+    junit_option,
 )
 @grouped_option(
     "Answer",

@@ -14,7 +14,7 @@ import click
 from generator.build.workers import cores
 from generator.cli.options import json_option
 from generator.cli.output import HEARTBEAT_S
-from generator.device_check import CheckOutcome, json_of, write_junit
+from generator.device_check import CheckOutcome, json_of
 from generator.errors import RequestError, unknown_word
 from generator.proof.jobs import host_toolchain
 from generator.sanitize.check import (
@@ -24,12 +24,13 @@ from generator.sanitize.check import (
     Check,
     cost_lines,
     finding_lines,
-    junit_outcome,
+    junit_suite,
     summary_line,
 )
 from generator.sanitize.description import kernel_of, read_module
 from generator.sanitize.starter import launch_file
 from hgemm.disk import require_writable, write_atomically
+from hgemm.junit import junit_option, write_junit
 
 _HELP = """Check a kernel of any origin by its PTX, on the CPU. No GPU is needed.
 
@@ -89,9 +90,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="S",
     help="Time limit of one schedule, in seconds.",
 )
-@click.option(
-    "--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a JUnit file."
-)
+@junit_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.pass_context
@@ -118,7 +117,7 @@ def sanitize_command(ctx: click.Context, **options) -> None:
     with _progress(options["schedules"], options["quiet"]) as show:
         verdict = check.run(show)
     if options["junit"]:
-        write_junit(options["junit"], [junit_outcome(verdict)], "hgemm sanitize")
+        write_junit(options["junit"], "hgemm sanitize", [junit_suite(verdict)])
     if options["as_json"]:
         click.echo(json.dumps({**json_of(verdict), "passed": verdict.passed}, indent=1))
     else:

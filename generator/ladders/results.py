@@ -14,6 +14,7 @@ from generator.tables import to_csv, to_text
 from hgemm.bench.work import WORK, Work
 from hgemm.checks import TEXT, Mismatch, boolean, either, fields, list_of, map_of, null, number, plain
 from hgemm.disk import read_text
+from hgemm.junit import JunitSuite, JunitTest
 from hgemm.record import Scalar
 
 SCHEMA = 1
@@ -156,6 +157,21 @@ def csv_text(ladders: Sequence[Found]) -> str:
     """Return all rows of all ladders as CSV."""
     found = [row for ladder in ladders for row in rows(ladder)]
     return to_csv(found, list(found[0]))
+
+
+def junit_suite(ladder: Found) -> JunitSuite:
+    """Return a suite with a test for each step. A step that was refused fails; without a GPU, steps count as skipped."""
+    refused, figures = ladder.get("refused", {}), ladder.get("figures") or {}
+    tests = []
+    for step in ladder["steps"]:
+        why = refused.get(step["symbol"]) or refused.get("all")
+        if why:
+            tests.append(JunitTest(step["name"], "failure", why))
+        elif step["symbol"] in figures:
+            tests.append(JunitTest(step["name"], message=f"{figures[step['symbol']]['tflops']:g} TFLOP/s"))
+        else:
+            tests.append(JunitTest(step["name"], "skipped", "not run: no GPU was used"))
+    return JunitSuite(ladder["system"], tuple(tests))
 
 
 # ==== Text ====

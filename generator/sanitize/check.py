@@ -19,6 +19,7 @@ from generator.ptx.translate import PTX_FILE, origins
 from generator.sanitize.description import Description, read_description, read_module
 from generator.sanitize.running import SanitizeRequest
 from hgemm.disk import read_text
+from hgemm.junit import JunitSuite, JunitTest
 
 TIMEOUT_S = 600.0
 _FIXED = (("late", "ahead_low"), ("any_time", "any_order"), ("late", "ahead_high"), ("early", "round_robin"))
@@ -244,13 +245,15 @@ def finding_lines(verdict: Verdict) -> Iterator[str]:
     yield from (f"error: {text}" for text in verdict.errors)
 
 
-def junit_outcome(verdict: Verdict) -> CheckOutcome:
-    """Return a verdict as an outcome with two cases, findings and results. An error of a schedule is an error of both."""
-    findings = [f"{one.kind}: {one.message}" for one in verdict.findings]
-    checks = [{"case": "findings", "passed": not findings, "reason": "; ".join(findings)}]
+def junit_suite(verdict: Verdict) -> JunitSuite:
+    """Return a verdict as a suite of two tests, findings and results. An error of a schedule is a test of its own."""
+    findings = "; ".join(f"{one.kind}: {one.message}" for one in verdict.findings)
+    tests = [JunitTest("findings", "failure" if findings else "passed", findings)]
     if verdict.has_reference:
-        checks.append({"case": "results", "passed": not verdict.wrong, "reason": "; ".join(verdict.wrong)})
-    return CheckOutcome(verdict.kernel, tuple(checks), error="; ".join(verdict.errors), seconds=verdict.seconds)
+        tests.append(JunitTest("results", "failure" if verdict.wrong else "passed", "; ".join(verdict.wrong)))
+    if verdict.errors:
+        tests.append(JunitTest("run", "error", "; ".join(verdict.errors)))
+    return JunitSuite(verdict.kernel, tuple(tests), verdict.seconds)
 
 
 def cost_lines(verdict: Verdict) -> Iterator[str]:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from hgemm.bench.protocol import Ratio, geometric_mean
 from hgemm.bench.work import Work
 from hgemm.disk import write_atomically
+from hgemm.junit import JunitSuite, JunitTest
 
 Result = Mapping[str, Any]
 WORST = 5
@@ -172,23 +172,18 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
     write_atomically(path, text.getvalue().encode(), "--csv")
 
 
-def write_junit(path: Path, results: Sequence[Result]) -> None:
-    """Write a test suite per group and a test per result. A test fails if our output is wrong.
+def junit_suites(results: Sequence[Result]) -> list[JunitSuite]:
+    """Return a suite for each group and a test for each result. A test fails if our output is wrong."""
+    groups: dict[str, list[JunitTest]] = {}
+    for result in results:
+        groups.setdefault(result["work"]["group"], []).append(_junit_test(result))
+    return [JunitSuite(group, tuple(tests)) for group, tests in groups.items()]
 
-    Raises: LibraryError if the file cannot be written.
-    """
-    root = ElementTree.Element("testsuites", name="hgemm bench")
-    for group in dict.fromkeys(result["work"]["group"] for result in results):
-        chosen = [result for result in results if result["work"]["group"] == group]
-        suite = ElementTree.SubElement(root, "testsuite", name=group, tests=str(len(chosen)))
-        for result in chosen:
-            name = f"{Work(**result['work']).key} {result['state']}"
-            case = ElementTree.SubElement(suite, "testcase", classname=group, name=name)
-            if not result.get("ours"):
-                ElementTree.SubElement(case, "skipped", message=line(result))
-            elif result["ours"] in result["refused"]:
-                ElementTree.SubElement(case, "failure", message=result["refused"][result["ours"]])
-            else:
-                ElementTree.SubElement(case, "system-out").text = line(result)
-    ElementTree.indent(root)
-    write_atomically(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")
+
+def _junit_test(result: Result) -> JunitTest:
+    name = f"{Work(**result['work']).key} {result['state']}"
+    if not result.get("ours"):
+        return JunitTest(name, "skipped", line(result))
+    if result["ours"] in result["refused"]:
+        return JunitTest(name, "failure", result["refused"][result["ours"]])
+    return JunitTest(name, message=line(result))

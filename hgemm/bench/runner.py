@@ -37,6 +37,7 @@ from hgemm.disk import read_text, require_writable, write_atomically
 from hgemm.dtypes import stored_dtype
 from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, LibraryError, RequestError, unknown_word
+from hgemm.junit import junit_option, write_junit
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.measured import DISPATCH_STATES, MeasuredProblem, MeasuredVariant, SessionWriter, VariantTime
@@ -492,7 +493,7 @@ _OPTIONS = (
     click.option("--resume", is_flag=True, help="Skip problems that are already in the --keep file."),
     click.option("--record", is_flag=True, help="Add the results to the library. Selection uses them."),
     click.option("--csv", type=_FILE, metavar="FILE", help="Write a CSV file with one row per problem."),
-    click.option("--junit", type=_FILE, metavar="FILE", help="Write a JUnit file."),
+    junit_option,
     click.option("--json", "as_json", is_flag=True, help="Print the JSON document to stdout instead of the table."),
 )
 
@@ -517,7 +518,7 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     `library` is the folder of the variants. `changed` overrides fields of the BenchPlan, for example with another
     baseline.
     """
-    from hgemm.bench.results import table, write_csv, write_junit
+    from hgemm.bench.results import junit_suites, table, write_csv
 
     if kernels and not options["epilogue"] and all(kernel.traits.epilogue for kernel in kernels):
         formula = kernels[0].traits.epilogue
@@ -542,7 +543,7 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     if options["csv"]:
         write_csv(options["csv"], results)
     if options["junit"]:
-        write_junit(options["junit"], results)
+        write_junit(options["junit"], "hgemm bench", junit_suites(results))
     click.echo(json.dumps(document, indent=1) if options["as_json"] else table(results))
     for written in filter(None, (options[name] for name in _OUTPUT_FILES)):
         click.echo(f"hgemm: wrote {written}", err=True)

@@ -24,7 +24,7 @@ from hgemm.bench.contenders import symbol_of
 from hgemm.bench.device import Watchdog
 from hgemm.bench.measure import LostDevice, open_context
 from hgemm.bench.protocol import Protocol
-from hgemm.bench.results import line, table
+from hgemm.bench.results import junit_suites, line, table
 from hgemm.bench.runner import (
     Recorder,
     heading,
@@ -39,9 +39,10 @@ from hgemm.bench.runner import (
 )
 from hgemm.bench.work import Work
 from hgemm.device import Device, open_device
-from hgemm.disk import disk_errors
+from hgemm.disk import disk_errors, require_writable
 from hgemm.dispatch_table import kind_of, row_of, row_order
 from hgemm.errors import DeviceError, RequestError
+from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import FOLDER, MeasuredProblem, Session, best_known, read_sessions
@@ -356,6 +357,7 @@ _OPTIONS = (
     click.option("--resume", is_flag=True, help="Skip problems that an earlier run with the same options tuned."),
     number_option("--gpus", click.IntRange(1, 64), 1, "Number of GPUs, with one process each."),
     click.option("--part", default="1/1", metavar="I/N", hidden=True),
+    junit_option,
     click.option("--json", "as_json", is_flag=True, help="Print the JSON document to stdout instead of the table."),
 )
 
@@ -370,12 +372,23 @@ def tune_options(function: Function) -> Function:
 def tune_library(library: Path, make_supply: MakeSupply, options: dict[str, Any]) -> int:
     """Run the tuning, print the results, and return the exit status: 1 if a problem was not tuned."""
     plan = plan_of(library, options)
+    if options["gpus"] > 1 and options["junit"]:
+        raise RequestError("--junit is written by one process: use --gpus 1, or --json")
+    require_writable(options["junit"], "--junit")
     if options["gpus"] > 1:
         return in_parts(options["gpus"], plan.seed, options["as_json"])
     device = open_device()
     document = run(plan, make_supply(plan, Target.of(device)), device, lambda text: click.echo(text, err=True))
     results = document["results"]
     tuned = len({Work(**result["work"]).key for result in results})
+    if options["junit"]:
+        suites = junit_suites(results)
+        if document["not_tuned"]:
+            left = tuple(
+                JunitTest(key, "skipped", "the budget ended before this problem") for key in document["not_tuned"]
+            )
+            suites.append(JunitSuite("not tuned", left))
+        write_junit(options["junit"], "hgemm tune", suites)
     if options["as_json"]:
         click.echo(json.dumps(document, indent=1))
     elif results:
