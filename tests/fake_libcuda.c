@@ -3,7 +3,7 @@
  * `several`: the expressions of tests/test_epilogue_export.py, or `by_tanh`: an epilogue of cuBLASLt.
  *
  * FAKE_CAPABILITY (90) and FAKE_SMS (132) say what the device is; FAKE_LOG names a file that gets a line a call that matters;
- * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing.
+ * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing; FAKE_NO_BINARY=1 loads PTX only.
  * fake_capture(stream) begins the capture of a stream, fake_capture(NULL) ends it; fake_after(type) lets its next launch depend on a
  * foreign node, and fake_join() on one more; after fake_new_streams() the handles of streams
  * stand for other streams. */
@@ -95,6 +95,7 @@ int cuCtxSynchronize(void) { return current == NULL; }
 int cuModuleLoadData(void **module, void const *image) {
   if (current == NULL) return 201;
   if (fails("cuModuleLoadData")) return 200;
+  if (number_of("FAKE_NO_BINARY", 0) && memcmp(image, "kernel.ptx", 10) != 0) return 209;
   *module = calloc(1, sizeof(Function));
   for (int at = 0; at < 255 && ((char const *)image)[at] > '\n'; ++at) ((Function *)*module)->image[at] = ((char const *)image)[at];
   ++live;

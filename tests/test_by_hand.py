@@ -80,6 +80,26 @@ def test_a_c_program_launches_a_kernel_by_its_header(
     assert all(box in said for box in boxes.values()) and said.count("\nmap ") == len(boxes)
 
 
+def test_programs_load_the_ptx_on_a_gpu_of_a_later_architecture(
+    paper_library: Library, cuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = chosen(paper_library, "one tile a CTA")
+    folder = paper_library.folder / record["symbol"]
+    program, log = built(launch_header(record), tmp_path), tmp_path / "log"
+    env = {**os.environ, "LD_LIBRARY_PATH": str(cuda), "FAKE_LOG": str(log), "FAKE_NO_BINARY": "1"}
+    done = subprocess.run([program, folder], capture_output=True, text=True, env=env, timeout=60)
+    assert (done.stdout, done.returncode) == (RIGHT.format(record["symbol"]), 0), done.stderr
+    assert "load ptx" in log.read_text()
+
+    class Later(Contexts):
+        def cuModuleLoadData(self, image):
+            return super().cuModuleLoadData(image) if image.startswith(b"kernel.ptx") else (209, None)
+
+    module, fake = example(), Later(open_library(paper_library.folder))
+    monkeypatch.setattr(module, "driver", fake)
+    assert module.main([str(folder)]) == 0 and fake.images[-1].endswith(b"\0")
+
+
 def example():
     spec = importlib.util.spec_from_file_location("by_hand", EXAMPLES / "multiply.py")
     module = importlib.util.module_from_spec(spec)

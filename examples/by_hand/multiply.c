@@ -17,6 +17,7 @@ enum {
   MAX_DYNAMIC_SHARED = 8,    /* CUfunction_attribute */
   L2_PROMOTION_256B = 3,     /* CUtensorMapL2promotion */
   COUNTERS = 65536,          /* of a workspace */
+  NO_BINARY_FOR_GPU = 209,   /* CUresult */
   NO_GPU = 77
 };
 
@@ -104,14 +105,20 @@ static char *read_file(char const *folder, char const *name) {
   return bytes;
 }
 
-static void *load(char const *folder) { /* kernel.cubin, for this GPU; kernel.ptx runs on later ones, too */
+static void *load(char const *folder) { /* kernel.cubin, or kernel.ptx on a GPU of a later architecture */
   int (*load_data)(void **, void const *), (*get)(void **, void *, char const *), (*set)(void *, int, int);
-  char *const image = read_file(folder, "kernel.cubin");
+  char *image = read_file(folder, "kernel.cubin");
   void *module, *function;
+  int status;
   driver_entry("cuModuleLoadData", &load_data);
   driver_entry("cuModuleGetFunction", &get);
   driver_entry("cuFuncSetAttribute", &set);
-  check_driver(load_data(&module, image), "load kernel.cubin");
+  status = load_data(&module, image);
+  if (status == NO_BINARY_FOR_GPU) { /* let the driver compile the PTX */
+    free(image);
+    status = load_data(&module, image = read_file(folder, "kernel.ptx"));
+  }
+  check_driver(status, "load the kernel");
   check_driver(get(&function, module, kernel.symbol), "find the kernel");
   check_driver(set(function, MAX_DYNAMIC_SHARED, (int)kernel.smem_bytes), "set its shared memory");
   free(image);

@@ -19,6 +19,7 @@ import numpy as np
 from cuda.bindings import driver
 
 NO_GPU = 77
+NO_BINARY_FOR_GPU = 209  # CUDA_ERROR_NO_BINARY_FOR_GPU
 COUNTER_BYTES = 65536 * 4
 ELEMENT_TYPES = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "tf32": "TFLOAT32"}
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
@@ -114,7 +115,11 @@ def aligned(content: bytes) -> tuple[ctypes.Array, int]:
 
 
 def load(folder: Path, record: dict) -> Any:
-    module = call("cuModuleLoadData", (folder / "kernel.cubin").read_bytes())
+    status, module = driver.cuModuleLoadData((folder / "kernel.cubin").read_bytes())
+    if int(status) == NO_BINARY_FOR_GPU:  # a GPU of a later architecture: let the driver compile the PTX
+        module = call("cuModuleLoadData", (folder / "kernel.ptx").read_bytes() + b"\0")
+    elif int(status):
+        raise RuntimeError(f"cuModuleLoadData returned {int(status)}")
     function = call("cuModuleGetFunction", module, record["symbol"].encode())
     name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     call("cuFuncSetAttribute", function, name, record["launch"]["smem_bytes"])
