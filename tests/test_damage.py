@@ -314,19 +314,28 @@ PLACES = (
 MESSAGE = b"not what belongs here\n"
 
 
+OUTSIDE = "outside"
+"""A folder beside the library. Links of the library lead there."""
+
+
 def spoil(folder: Path, rng: random.Random) -> str:
-    """Damage one to three things of a library as a disk or a hostile hand may, and return what was done."""
+    """Damage one to three things of a library as a disk or a hostile hand may, and return what was done.
+
+    Nothing outside the library is damaged: a link that an earlier damage made is not followed.
+    """
     done = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-        place = rng.choice([*files, *(folder / name for name in PLACES), *sorted(folder.glob("measurements/*"))])
+        measurements = folder / "measurements"
+        sessions = [] if measurements.is_symlink() else sorted(measurements.glob("*"))
+        place = rng.choice([*files, *(folder / name for name in PLACES), *sessions])
         kind = rng.choice(("fifo", "device", "folder", "huge", "bit", "cut", "text", "view", "record", "link out"))
         done.append(f"{kind} {place.relative_to(folder)}")
         if kind in ("fifo", "device", "folder", "huge", "link out") and place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
         if kind == "link out":
             place.unlink(missing_ok=True)
-            place.symlink_to(rng.choice(("/etc", "/dev/urandom", "/proc/self/mem", "..", place.name)))
+            place.symlink_to(rng.choice((folder.parent / OUTSIDE, "/dev/urandom", "/proc/self/mem", "..", place.name)))
         elif kind in ("fifo", "device", "folder", "huge"):
             replaced(place, kind)
         elif kind == "view":
@@ -391,6 +400,9 @@ def test_a_hostile_library_neither_hangs_nor_crashes(
     Library(measured_folder).rows()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: other tests of this process do not count
     before_kib = peak_kib()
+    (tmp_path / OUTSIDE).mkdir()
+    for name in ("20261123t000000000000z_00000000.jsonl", "kept"):
+        (tmp_path / OUTSIDE / name).write_text("not of the library")
     for seed in range(count):
         rng, place, target = random.Random(seed), tmp_path / "hostile", tmp_path / "target"
         shutil.copytree(measured_folder, place)
@@ -405,6 +417,8 @@ def test_a_hostile_library_neither_hangs_nor_crashes(
         assert not any(len(str(error).splitlines()) > 8 for error in errors), (seed, done)
         for folder in (place, target):
             shutil.rmtree(folder, ignore_errors=True)
+        kept = {path.name: path.read_text() for path in (tmp_path / OUTSIDE).iterdir()}
+        assert len(kept) == 2 and {*kept.values()} == {"not of the library"}, (seed, done, kept)
     assert peak_kib() - before_kib < 2**20, "more than 1 GiB"
 
 
