@@ -509,6 +509,13 @@ def test_integers_are_exact_so_that_a_dropped_element_is_seen(acc: str, k: int) 
     assert compare("", (dropped @ given.b[0])[None], finished, "").max_bound_ratio > 1.0
 
 
+@pytest.mark.parametrize("acc", ["f32", "f16", "f16_promoted"])
+def test_a_product_without_k_is_exactly_zero(acc: str) -> None:
+    traits = replace(LaunchTraits.of(record()), acc=acc)
+    product, error = follow(traits, np.empty((3, 0)), np.empty((0, 5)))
+    assert product.shape == error.shape == (3, 5) and not product.any() and not error.any()
+
+
 @pytest.mark.parametrize(("acc", "k"), [("f32", 64), ("f32", 1024), ("f32", 4096), ("f16_promoted", 64), ("f16", 64)])
 def test_the_bound_is_not_vacuous_for_normal_data(acc: str, k: int) -> None:
     traits, given = BY_ACC[acc], operands(7, 24, 24, k)
