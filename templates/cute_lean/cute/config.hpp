@@ -23,7 +23,32 @@ using int8_t = signed char;
 using int32_t = int;
 using int64_t = long long;
 #else
+#include <cassert>
 #include <cstdint>
 #include <stdexcept>
 #include <type_traits>
+
+// <cute/arch/copy_sm90_desc.hpp> names these types in functions for the host. nvcc parses them; no kernel uses them.
+namespace cute {
+using std::is_same_v;
+struct half_t;
+struct bfloat16_t;
+struct tfloat32_t;
+struct float_e2m1_t;
+struct float_e2m3_t;
+struct float_e3m2_t;
+struct float_e4m3_t;
+struct float_e5m2_t;
+struct float_ue8m0_t;
+struct type_erased_dynamic_float4_t;
+struct type_erased_dynamic_float6_t;
+struct type_erased_dynamic_float8_t;
+namespace detail {
+struct float_e2m1_unpacksmem_t;
+struct float_e2m3_unpacksmem_t;
+struct float_e3m2_unpacksmem_t;
+struct type_erased_dynamic_float4_unpacksmem_t;
+struct type_erased_dynamic_float6_unpacksmem_t;
+}  // namespace detail
+}  // namespace cute
 #endif
