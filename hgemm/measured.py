@@ -35,6 +35,7 @@ from hgemm.checks import (
 )
 from hgemm.disk import disk_errors, read_whole
 from hgemm.dtypes import OUTPUTS
+from hgemm.epilogue import HASH_DIGITS, NONE
 from hgemm.errors import LibraryError
 from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT, TYPES, Kind, LaunchOptions
 from hgemm.record import SYMBOL
@@ -79,8 +80,11 @@ _PROBLEM = fields(
         **{name: text("|".join(words), f"one of {', '.join(words)}") for name, words in _WORDS.items()},
     },
     optional={
-        name: text("|".join(words), f"one of {', '.join(words)}")
-        for name, words in (("bias", BIASES), ("activation", ACTIVATIONS))
+        **{
+            name: text("|".join(words), f"one of {', '.join(words)}")
+            for name, words in (("bias", BIASES), ("activation", ACTIVATIONS))
+        },
+        "epilogue": text(f"[0-9a-f]{{{HASH_DIGITS}}}", "the hash of an expression"),
     },
 )
 _MIN_TIME_US = 1e-6
@@ -131,7 +135,10 @@ _RESULT = fields(
 
 @dataclass(frozen=True)
 class MeasuredProblem:
-    """A problem whose operands are dense. Shapes: as in hgemm.launch_traits.LaunchTraits."""
+    """A problem whose operands are dense. `epilogue` is the hash of D's expression, or `none`.
+
+    Shapes: as in hgemm.launch_traits.LaunchTraits.
+    """
 
     m: int
     n: int
@@ -144,20 +151,21 @@ class MeasuredProblem:
     dtype_d: str
     bias: str = "none"
     activation: str = "none"
+    epilogue: str = NONE
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.layout, self.dtype_a, self.dtype_b, self.dtype_d, self.acc, self.bias, self.activation)
+        types = (self.dtype_a, self.dtype_b, self.dtype_d, self.acc)
+        return Kind(self.layout, *types, self.bias, self.activation, self.epilogue)
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
         return self.m, self.n, self.k, self.batch
 
     def plain(self) -> dict[str, Any]:
-        """Return the problem as a dictionary, without a bias or an activation that it does not have."""
-        return {
-            name: value for name, value in asdict(self).items() if name not in ("bias", "activation") or value != "none"
-        }
+        """Return the problem as a dictionary, without a bias, an activation or an epilogue that it does not have."""
+        optional = ("bias", "activation", "epilogue")
+        return {name: value for name, value in asdict(self).items() if name not in optional or value != "none"}
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def make_record(
     An override named as a field of the spec or the resources replaces that one; any other replaces a top field.
     """
     files = make_artefacts(symbol) if artefacts is None else artefacts
-    spec = {**SPEC, **{name: value for name, value in overrides.items() if name in SPEC}}
+    fields = (*SPEC, "epilogue")
+    spec = {**SPEC, **{name: value for name, value in overrides.items() if name in fields}}
     tile_m, tile_n, _ = map(int, spec["cta_tile"].split("x"))
     spec["warp_tile"] = f"{min(tile_m, 64)}x{min(tile_n, 64)}"
     plan = plan_of(
@@ -102,7 +103,7 @@ def make_record(
         "seconds": {"emit": 0.001, "compile": 0.95, "inspect": 0.12},
         "spilled": False,
     }
-    named = {name: value for name, value in overrides.items() if name not in SPEC and name not in RESOURCES}
+    named = {name: value for name, value in overrides.items() if name not in fields and name not in RESOURCES}
     return {**record, **named}, files
 
 

@@ -262,7 +262,6 @@ def test_recorded_results_include_the_state_that_selection_uses_first(folder: Pa
         (["--shapes", "8x8x8", "--acc", "f64"], "--acc 'f64' is not supported: no kernel multiplies f64"),
         (["--shapes", "8x8x8", "--state", "warm"], "state 'warm' is unknown: use model, steady, burst, solo"),
         (["--shapes", "8x8x8", "--resume"], "--resume requires --keep"),
-        (["--shapes", "8x8x8", "--epilogue", "relu(acc)", "--record"], "--record excludes --epilogue"),
         (["--shapes", "8x8x8", "--epilogue", "relu(acc"], "relu(acc"),
         (["--shapes", "8x8x8", "--epilogue", "none.py:f"], "none.py:f: the file does not exist"),
     ],

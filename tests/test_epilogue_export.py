@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import measured
 import pytest
 from exports import (
     ANY_WORKSPACE,
@@ -34,7 +36,7 @@ from hgemm.launch import workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import Aux, Kind, Problem
-from hgemm.selection import Selector
+from hgemm.selection import MEASURED, Selector
 from hgemm.selection_query import SelectionQuery, Target, with_dense_strides
 
 FUSED = epilogue_of(
@@ -159,6 +161,23 @@ def test_c_selects_what_python_selects(c: ctypes.CDLL, library: Library, ld: int
     query = SelectionQuery.of(kind(), given, ANY_WORKSPACE, FUSED)
     python = Selector(open_library(library.folder).table, Target((8, 0), 108, 166912)).choose(query)
     assert chosen(c, given, kind()) == (0, python.symbol)
+
+
+def test_measurements_of_an_expression_decide_in_c_as_in_python(library: Library, tmp_path: Path) -> None:
+    given, copy = problem(), Library(tmp_path / "library")
+    shutil.copytree(library.folder, copy.folder)
+    query = SelectionQuery.of(kind(), given, ANY_WORKSPACE, FUSED)
+    before = Selector(open_library(copy.folder).table, A100).ranked(query)
+    best, slowest = before[0].symbol, before[-1].symbol
+    keys = {symbol: copy.load(symbol).record.key for symbol in (best, slowest)}
+    of_problem = replace(measured.problem(200, 304, 64), epilogue=FUSED.hash)
+    measured.write(copy.folder, [(of_problem, {slowest: 5.0, best: 9.0})], keys, capability=80, sms=108)
+    choice = Selector(open_library(copy.folder).table, A100).choose(query)
+    assert (choice.symbol, choice.rule) == (slowest, MEASURED) and slowest != best
+    c = loaded(export_paper(copy, tmp_path / "export", "fuse"), "fuse")
+    assert chosen(c, given, kind()) == (0, slowest)
+    status, other = chosen(c, given, kind(epilogue="none"), lambda words: setattr(words, "beta", 0.0))
+    assert status == 0 and other not in (best, slowest)
 
 
 def test_an_expression_selects_its_own_kernels_only(c: ctypes.CDLL, library: Library) -> None:

@@ -38,6 +38,7 @@ from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work, read_kernels
 from hgemm.device import open_device
 from hgemm.dispatch_table import kind_of, row_of
+from hgemm.epilogue_language import Matrix, Row, epilogue_of, relu
 from hgemm.errors import RequestError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
@@ -296,6 +297,78 @@ def test_products_with_a_bias_and_an_activation_are_tuned_checked_and_selected(f
     assert (choice.symbol, choice.rule) == ("hgemm_quick_biased", MEASURED)
 
 
+FUSED = epilogue_of("bias: Row; residual: Matrix; relu(acc + bias) + residual")
+
+
+@pytest.fixture
+def fused(folder: Path, driver: BenchDriver) -> Kind:
+    """Add kernels of two expressions. `late` has the lowest estimate by its place, `wrong` negates D."""
+    costs_us = {"wrong": 1.0, "quick": 5.0, "late": 7.0, "other": 0.5}
+    other = epilogue_of("silu(acc)").text
+    for name, cost_us in costs_us.items():
+        text = other if name == "other" else FUSED.text
+        made = make_record(f"hgemm_{name}_fused", arch="sm_80", cta_tile="32x48x16", epilogue=text)
+        Library(folder).publish(*made)
+        (kernel,) = read_kernels(folder, f"hgemm_{name}_fused")
+        driver.serve(kernel, cost_us, frozenset({"negates D"} if name == "wrong" else ()))
+    return Kind(epilogue=FUSED.hash)
+
+
+def test_kernels_of_an_expression_are_tuned_checked_and_selected(folder: Path, fused: Kind) -> None:
+    work = Work(40, 56, 24, expression=FUSED.text)
+    document = tuned(plan_of(folder, works=[work, WORKS[0]]))
+    assert winners(document) == ["hgemm_quick_fused", "hgemm_fast"]
+    assert "exceed the bound of the epilogue" in document["results"][0]["refused"]["hgemm_wrong_fused"]
+    assert not any("other" in name for name in document["results"][0]["screened_us"])
+    (session,) = read_sessions(folder)
+    assert {result.problem.kind for result in session.results} == {Kind(), fused}
+    assert tuned(plan_of(folder, works=[work, WORKS[0]], resume=True))["results"] == []
+    selector = open_library(folder).selector(Target.of(open_device()))
+    choice = selector.choose(SelectionQuery(fused, *work.extents))
+    assert (choice.symbol, choice.rule) == ("hgemm_quick_fused", MEASURED)
+    other = selector.choose(SelectionQuery(Kind(epilogue=epilogue_of("silu(acc)").hash), *work.extents))
+    assert other.symbol == "hgemm_other_fused" and other.rule != MEASURED
+
+
+@pytest.mark.parametrize("form", ["module", "verb", "file", "call"])
+def test_commands_and_calls_take_an_epilogue(
+    driver: BenchDriver, folder: Path, tmp_path: Path, fused: Kind, form: str
+) -> None:
+    if form == "call":
+
+        def function(acc, bias: Row, residual: Matrix):
+            return relu(acc + bias) + residual
+
+        (found,) = hgemm.tune("40x56x24", library=folder, epilogue=function, **QUICK_FIELDS)
+        assert found.symbol == "hgemm_quick_fused"
+    else:
+        (tmp_path / "mine.py").write_text(
+            "from hgemm.epilogue_language import Matrix, Row, relu\n"
+            "def fused(acc, bias: Row, residual: Matrix):\n    return relu(acc + bias) + residual\n"
+        )
+        text = f"{tmp_path}/mine.py:fused" if form == "file" else str(FUSED)
+        extra = [] if form == "module" else ["--no-generate", "--arch", "80"]
+        command = module_command if form == "module" else verb.tune_command
+        result = call("--library", folder, "--shapes", "40x56x24", "--epilogue", text, *extra, command=command)
+        assert result.exit_code == 0 and result.stdout.splitlines()[2].endswith("hgemm_quick_fused")
+    (session,) = read_sessions(folder)
+    assert {result.problem.epilogue for result in session.results} == {FUSED.hash}
+
+
+def test_recorded_benchmarks_of_an_expression_are_selected_by(driver: BenchDriver, folder: Path, fused: Kind) -> None:
+    words = ["--library", folder, "--shapes", "40x56x24", "--epilogue", str(FUSED), "--record", "--baseline", "none"]
+    call(*words, command=verb.bench_command)
+    selector = open_library(folder).selector(Target.of(open_device()))
+    choice = selector.choose(SelectionQuery(fused, 40, 56, 24))
+    assert (choice.symbol, choice.rule) == ("hgemm_quick_fused", MEASURED)
+
+
+def test_an_epilogue_needs_problems_of_its_own(folder: Path, driver: BenchDriver) -> None:
+    add_pack(folder, [PackedLayer("up", 56, 24, Kind())])
+    with pytest.raises(RequestError, match="no problems given"):
+        hgemm.tune(library=folder, epilogue="relu(acc)", **QUICK_FIELDS)
+
+
 def test_without_problems_the_layers_of_the_packs_are_tuned(
     folder: Path, biased: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,6 +602,21 @@ def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
         made.go.release()
     assert supply.ready([work]) == work and first not in made.made
     assert first in [kernel.traits.symbol for kernel in supply.kernels(work)]
+
+
+@pytest.mark.parametrize("text", ["residual: Matrix; gelu(acc) + residual", "silu(gate) * up"])
+def test_missing_kernels_of_an_expression_are_made(made: FakeMake, text: str) -> None:
+    epilogue = epilogue_of(text)
+    work = Work(4096, 4096, 4096, expression=epilogue.text)
+    plans = plans_for(work, ["sm_90a", "sm_90"], None)
+    assert len(plans) > 60 and {LaunchTraits.of(planned_record(one)).epilogue for one in plans.values()} == {epilogue}
+    supply = generating(made, [Work(4096, 4096, 4096), work])
+    for _ in range(6):
+        made.go.release()
+    supply.ready([work])
+    kernels = supply.kernels(work)
+    assert kernels and all(work.fits(kernel.traits) for kernel in kernels)
+    supply.close()
 
 
 def test_an_error_of_all_making_is_raised_where_variants_are_waited_for(made: FakeMake, monkeypatch) -> None:

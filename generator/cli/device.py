@@ -432,6 +432,9 @@ by the model corrected with measurements of nearby problems. Worker processes bu
 A variant that leaves options to the launch, such as the splits of k, is screened with several (--options). The best ones are
 stored with its time, and launches take them.
 
+--epilogue tunes the kernels of an expression. Their inputs are random, and scalars are 0.5, except alpha and beta, which are 1.
+For a gated pair, n counts the columns of B.
+
 Half of the candidates are dropped in each round, and the others get twice as many samples. The last few are checked, and timed in
 paired rounds, forwards and backwards. A variant replaces the current best only if it wins by more than the spread. Nothing is
 overwritten: a later session supersedes an older one if it re-measured the current best.
@@ -443,6 +446,7 @@ Examples:
   hgemm tune --suite public --group llm
   hgemm tune --m 512:8192:512 --n 4096 --k 4096 --budget 600 --seed 1
   hgemm tune --suite public --no-generate --fresh --seed 2 --gpus 4
+  hgemm tune --m 512:8192:512 --n 28672 --k 4096 --epilogue "silu(gate) * up"
 """
 
 
@@ -476,6 +480,8 @@ def tune_command(
     jobs: int,
     **options,
 ) -> None:
+    options["epilogue"] = epilogue.resolved(options["epilogue"], Path())
+
     def supply(plan: TunePlan, target: Target) -> Supply:
         opened = Library(library)
         archs = parse_arch_list(arch, "--arch") if arch else archs_of(target)

@@ -48,7 +48,7 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
     """
     query = SelectionQuery.dense(work.kind, work.extents)
     aligns = (query.align_a, query.align_b, query.align_d)
-    return plans_of(work.kind, aligns, tuple(archs), space)
+    return plans_of(work.kind, aligns, tuple(archs), space, work.expression)
 
 
 @cache

@@ -51,7 +51,8 @@ _STATES = ("power_limit_w", "sm_mhz_max", "temperature_c")
 
 def problem_of(work: Work) -> MeasuredProblem:
     """Return a problem in the form that sessions store."""
-    return MeasuredProblem(**{name: value for name, value in work.plain().items() if name != "group"})
+    fields = {name: value for name, value in work.plain().items() if name not in ("group", "expression")}
+    return MeasuredProblem(**fields, epilogue=work.kind.epilogue)
 
 
 def scaled_to_rounds(result: Mapping[str, Any]) -> dict[str, float]:
@@ -401,6 +402,12 @@ _PROBLEMS = (
         kind_option(f"--{name}", words, help, "Default: none; to tune a pack, that of its layers.", default="")
         for name, words, help in (("bias", BIASES, "Bias"), ("activation", ACTIVATIONS, "Activation"))
     ),
+    click.option(
+        "--epilogue",
+        default="",
+        metavar="EPILOGUE",
+        help="Measure the kernels of this epilogue: a formula or FILE.py:FUNCTION, as for `generate`.",
+    ),
 )
 
 
@@ -443,12 +450,6 @@ def protocol_options(protocol: Protocol) -> tuple[Callable[[Function], Function]
 
 
 _OPTIONS = (
-    click.option(
-        "--epilogue",
-        default="",
-        metavar="EPILOGUE",
-        help="Measure the kernels of this epilogue: a formula or FILE.py:FUNCTION, as for `generate`.",
-    ),
     click.option(
         "--dispatched",
         is_flag=True,
@@ -523,10 +524,6 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     if kernels and not options["epilogue"] and all(kernel.traits.epilogue for kernel in kernels):
         formula = kernels[0].traits.epilogue
         raise RequestError(f'all selected kernels have an epilogue: name it; the first one has --epilogue "{formula}"')
-    if options["record"] and options["epilogue"]:
-        raise RequestError(
-            "--record excludes --epilogue: selection of kernels with an epilogue uses the cost model only"
-        )
     plan = replace(plan_of(kernels, options), record=library if options["record"] else None, **changed)
     for name in _OUTPUT_FILES:
         require_writable(options[name], f"--{name}")
@@ -618,7 +615,7 @@ def works_of(options: dict[str, Any]) -> list[Work]:
     given["dtype_d"] = options["out"] or stored_dtype(options["dtype"])
     given |= {name: options[name] for name in ("bias", "activation")}
     changed = {name: value for name, value in given.items() if value}
-    if options.get("epilogue"):  # hgemm tune has no such option
+    if options.get("epilogue"):
         changed["expression"] = _expression(options["epilogue"])
     works: list[Work] = []
     if options["suite"]:

@@ -406,7 +406,8 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
 
     Raises: RequestError if there are none.
     """
-    layers = read_pack(library) if not any(options[name] for name in ("suite", "shapes", "m", "n", "k")) else ()
+    named = ("suite", "shapes", "m", "n", "k", "epilogue")  # a pack has no expressions
+    layers = read_pack(library) if not any(options[name] for name in named) else ()
     if not layers:
         return works_of(options)
     words = {name: [word.strip() for word in options[name].split(",") if word.strip()] for name in _FILTERS}

@@ -55,6 +55,7 @@ def tune(
     Units: `budget` and `timeout` are seconds.
     Fields: `shapes` are problem sizes, MxNxK or MxNxK@BATCH; options such as `suite`, `m`, `n` and `k` name problems, too.
         `library` is a folder or an open library; default: as `hgemm.open`. `kernels` are globs of the kernels to measure.
+        `epilogue` is a function, a text, or a traced function, as in `Library.matmul`.
     Raises: RequestError for an illegal request; LibraryError if the library has no such kernel or cannot be written; DeviceError if
         there is no GPU, or a kernel faults, after which this process can use the GPU no more.
     """
@@ -90,6 +91,8 @@ def _parsed(options: dict[str, Any]) -> dict[str, Any]:
     arguments = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
+        if name == "epilogue" and value:
+            value = _expression_text(value)
         if isinstance(value, bool):
             arguments += [flag] * value
         elif value not in (None, ""):
@@ -99,3 +102,11 @@ def _parsed(options: dict[str, Any]) -> dict[str, Any]:
     except click.UsageError as error:
         raise RequestError(f"hgemm.tune: {error.format_message()}") from None
     return {**context.params, **_OF_COMMANDS}
+
+
+def _expression_text(epilogue: Any) -> str:
+    """Return the text of an expression: a function, a text, or a traced function."""
+    from hgemm.epilogue_language import as_epilogue  # most programs need no tracer
+
+    found = as_epilogue(epilogue)
+    return found.text if found else ""
