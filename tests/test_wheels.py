@@ -101,3 +101,12 @@ def test_auditwheel_finds_a_manylinux_tag(small_library: Library, tmp_path: Path
     (tmp_path / "work").mkdir()
     wheel = script().kernels_wheel(tmp_path / "work", small_library.folder, tmp_path)
     assert "manylinux" in wheel.name and wheel.name.startswith("hgemm_kernels-")
+
+
+def test_tools_beside_python_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "bin" / "tool_of_the_environment"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho found\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tool.parent / "python"))
+    assert script().run("sh", "-c", tool.name) == "found\n"
