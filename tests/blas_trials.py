@@ -345,7 +345,38 @@ def forwarded(blas: Blas) -> Results:
     return results
 
 
+IMPORTS = {
+    "onnxruntime-gpu 1.31.1": """
+        Create_v2 Destroy_v2 Dgeam DgemmBatched DgemmStridedBatched Dgemm_v2 DgetrfBatched DgetriBatched GemmBatchedEx GemmEx
+        GemmStridedBatchedEx GetMathMode GetStatusName GetStatusString LtCreate LtDestroy LtMatmul LtMatmulAlgoConfigSetAttribute
+        LtMatmulAlgoGetHeuristic LtMatmulAlgoInit LtMatmulDescCreate LtMatmulDescDestroy LtMatmulDescSetAttribute
+        LtMatmulPreferenceCreate LtMatmulPreferenceDestroy LtMatmulPreferenceSetAttribute LtMatrixLayoutCreate
+        LtMatrixLayoutDestroy LtMatrixLayoutSetAttribute LtMatrixTransform LtMatrixTransformDescCreate
+        LtMatrixTransformDescDestroy Scopy_v2 SetMathMode SetStream_v2 Sgeam SgemmBatched SgemmStridedBatched Sgemm_v2
+        SgetrfBatched SgetriBatched Sscal_v2""",
+    "llama-cpp-python 0.3.36": """
+        Create_v2 Destroy_v2 GemmBatchedEx GemmEx GemmStridedBatchedEx GetStatusString LoggerConfigure SetMathMode SetStream_v2
+        SetWorkspace_v2 SgemmBatched SgemmStridedBatched Sgemm_v2 StrsmBatched""",
+    "ctranslate2 4.8.5": """
+        Create_v2 Destroy_v2 GemmEx GemmStridedBatchedEx GetMathMode GetProperty SetStream_v2 SgemmStridedBatched Sgemm_v2""",
+}
+"""The functions that clients import from cuBLAS and cuBLASLt, without the prefix cublas: `nm -D --undefined-only`."""
+UNSERVED = "Scopy_v2 Sgeam SgetrfBatched SgetriBatched Sscal_v2 StrsmBatched Dgeam DgemmBatched DgemmStridedBatched".split()
+
+
+def imports(blas: Blas) -> Results:
+    """Each function that a client imports is there, and those that nobody serves say so."""
+    needed = {name for names in IMPORTS.values() for name in names.split()}
+    assert needed > set(UNSERVED)
+    results: Results = [(f"{name} is there", True, hasattr(blas.library, f"cublas{name}")) for name in sorted(needed)]
+    return results + [
+        (f"{name} without cuBLAS", NOT_SUPPORTED, blas.call(f"cublas{name}", blas.handle, *[0] * 15))
+        for name in UNSERVED
+    ]
+
+
 TRIALS: dict[str, Callable[[Blas], Results]] = {
+    "imports": imports,
     "products": products,
     "forms": forms,
     "edges": edges,
