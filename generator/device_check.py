@@ -83,6 +83,8 @@ class CheckOutcome:
     skipped_cases: tuple[dict, ...] = ()
     reused: bool = False
     """Whether the checks are those of a proof in the variant's record."""
+    twin: str = ""
+    """The kernel of another type whose proof shows everything but the numbers: see generator.proof.twins."""
 
     @property
     def passed_cases(self) -> int:
@@ -204,6 +206,8 @@ def outcome_line(outcome: CheckOutcome) -> str:
     found.append(f"largest error {outcome.worst_ratio:.2f} of its bound")
     if outcome.reused:
         return f"ok    {outcome.symbol}  {'; '.join(found)}; proved before"
+    if outcome.twin:
+        found.append(f"otherwise as {outcome.twin}")
     if proof := outcome.proof:
         conflicts = proof["read_conflicts_per_k_tile"] + proof["copy_conflicts_per_k_tile"]
         found += ["no race", f"{conflicts:g} bank conflict{'s' * (conflicts != 1)}"]
@@ -219,6 +223,8 @@ def outcome_summary(outcomes: list[CheckOutcome]) -> str:
     found += f"; {counted(cases, 'shape')} passed"
     if reused := sum(outcome.reused for outcome in outcomes):
         found += f"; {counted(reused, 'earlier proof')} reused, --force repeats them"
+    if twins := sum(bool(outcome.twin) for outcome in outcomes):
+        found += f"; {counted(twins, 'kernel')} checked for numbers only, beside a twin of another type"
     lacking = [f"{case['case']} of {outcome.symbol}" for outcome in outcomes for case in outcome.skipped_cases]
     if not lacking:
         return found

@@ -43,10 +43,10 @@ def changed_since(commit: str, lock: Path) -> set[str]:
     return {symbol for symbol, hashes in now.items() if before.get(symbol) != hashes}
 
 
-def prove(texts: Sequence[Text], jobs: int) -> bool:
-    """Prove kernels, print a line for each, and return whether all passed."""
+def prove(texts: Sequence[Text], jobs: int, twins: bool = True) -> bool:
+    """Prove kernels, print a line for each, and return whether all passed. With `twins`, those of two types share cases."""
     outcomes = []
-    for outcome in prove_texts(texts, host_toolchain(), jobs):
+    for outcome in prove_texts(texts, host_toolchain(), jobs, twins=twins):
         outcomes.append(outcome)
         print(outcome_line(outcome), flush=True)
     print(outcome_summary(outcomes))
@@ -72,13 +72,18 @@ def main() -> int:
     )
     parser.add_argument("--recipes", action="store_true", help="prove the published kernels instead of the catalog")
     parser.add_argument("--folder", type=Path, default=Path("emitted"), help="folder of the catalog's lock file")
+    parser.add_argument(
+        "--every-case",
+        action="store_true",
+        help="run all cases of kernels that differ only in the type of their elements",
+    )
     parser.add_argument("-j", "--jobs", type=int, default=cores(), metavar="N")
     args = parser.parse_args()
     texts = recipe_texts() if args.recipes else [*map(Text.of, catalog_kernels())]
     if args.sample:
         changed = changed_since(args.since, args.folder / LOCK) if args.since else set()
         texts = chosen(texts, args.sample, args.seed, changed)
-    return 0 if prove(texts, args.jobs) else 1
+    return 0 if prove(texts, args.jobs, not args.every_case) else 1
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from generator.errors import HgemmError, ProofError
 from generator.isolated import NEUTRAL_FOLDER, command
 from generator.planner import plan_of
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
+from generator.proof.twins import twin_key
 from generator.ptx.instructions import row_of
 from generator.ptx.parser import Location
 from generator.ptx.translate import PTX_FILE, source_lines
@@ -63,6 +64,8 @@ class ProofRequest:
     seed: int = 0
     flags: tuple[str, ...] = ()
     level: str = HostToolchain.level
+    numbers_only: bool = False
+    """Whether a twin has shown everything but the numbers: see generator.proof.twins."""
 
 
 def pack(text: bytes) -> str:
@@ -235,7 +238,7 @@ def check_here(request: ProofRequest) -> CheckOutcome:
     )
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
     subject = Subject(request.symbol, unpack(request.ptx), request.record, request.mma_per_k_tile)
-    proved = prove(subject, host_toolchain, shapes, request.seed)
+    proved = prove(subject, host_toolchain, shapes, request.seed, request.numbers_only)
     checks = tuple(asdict(check) for check in proved.checks)
     took = time.monotonic() - began
     return CheckOutcome(request.symbol, checks, seconds=took, proof=proved.proof, sites=proved.sites)
@@ -268,39 +271,58 @@ class Text:
 
 
 def prove_texts(
-    texts: Sequence[Text], host_toolchain: HostToolchain, jobs: int, seed: int = 0, timeout_s: float = TIMEOUT_S
+    texts: Sequence[Text],
+    host_toolchain: HostToolchain,
+    jobs: int,
+    seed: int = 0,
+    timeout_s: float = TIMEOUT_S,
+    twins: bool = True,
 ) -> Iterator[CheckOutcome]:
     """Compile emitted kernels to PTX, and prove them, in several processes. Yield the outcomes in order.
 
-    Kernels that differ only in name and architecture share one run.
+    Kernels that differ only in name and architecture share one run. With `twins`, kernels that differ only in the type of their
+    elements share the cases that do not depend on it: the second one runs those of numbers.
     """
     host_toolchain.executor()
-    prove = partial(_prove_text, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
+    prove = partial(_prove_twins, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
     with ProcessPoolExecutor(jobs) as pool:
-        compiled = list(pool.map(partial(_ptx_or_error, templates=host_toolchain.templates), texts))
-        runs: dict[str, Future[CheckOutcome]] = {}
-        for text, ptx in zip(texts, compiled):
-            key = _run_key(text, ptx)
-            runs[key] = runs.get(key) or pool.submit(prove, text, ptx)
-        for text, ptx in zip(texts, compiled):
-            yield replace(runs[_run_key(text, ptx)].result(), symbol=text.symbol)
+        compiled = list(pool.map(partial(_compiled, templates=host_toolchain.templates), texts))
+        groups: dict[str, dict[str, tuple[Text, bytes | str]]] = {}
+        for text, one in zip(texts, compiled):
+            group = one.twin_key if twins and one.twin_key else one.run_key
+            groups.setdefault(group, {}).setdefault(one.run_key, (text, one.ptx))
+        runs: dict[str, tuple[Future[list[CheckOutcome]], int]] = {}
+        for group in groups.values():
+            future = pool.submit(prove, list(group.values()))
+            runs |= {key: (future, at) for at, key in enumerate(group)}
+        for text, one in zip(texts, compiled):
+            future, at = runs[one.run_key]
+            yield replace(future.result()[at], symbol=text.symbol)
     trim(host_toolchain.cache)
 
 
-def _ptx_or_error(text: Text, templates: Path) -> bytes | str:
+@dataclass(frozen=True)
+class _Compiled:
+    """The PTX of a kernel, or why it does not compile; kernels with the same `run_key` behave alike, and twins but for numbers."""
+
+    ptx: bytes | str
+    run_key: str
+    twin_key: str = ""
+
+
+def _compiled(text: Text, templates: Path) -> _Compiled:
     try:
-        return text.ptx(templates)
+        ptx = text.ptx(templates)
     except HgemmError as error:
-        return str(error)
+        return _Compiled(str(error), text.symbol)
+    return _Compiled(ptx, _run_key(text, ptx), twin_key(text.symbol, ptx.decode(), text.record))
 
 
 _TARGET = re.compile(rb"^\.target .*$", re.MULTILINE)
 
 
-def _run_key(text: Text, ptx: bytes | str) -> str:
+def _run_key(text: Text, ptx: bytes) -> str:
     """Return what a run depends on: the PTX but for its name and target, the launch, and the arithmetic of the architecture."""
-    if isinstance(ptx, str):
-        return text.symbol
     body = _TARGET.sub(b"", ptx.replace(text.symbol.encode(), b""))
     sections = {name: dict(text.record[name], arch="") for name in ("spec", "traits")}
     number = int("".join(filter(str.isdigit, text.record["arch"])))
@@ -308,12 +330,25 @@ def _run_key(text: Text, ptx: bytes | str) -> str:
     return hashlib.sha256(body + rest.encode()).hexdigest()
 
 
+def _prove_twins(
+    kernels: Sequence[tuple[Text, bytes | str]], host_toolchain: HostToolchain, seed: int, timeout_s: float
+) -> list[CheckOutcome]:
+    """Prove the first of several twins. If it passes, the others run the cases of numbers only, otherwise all cases."""
+    outcomes: list[CheckOutcome] = []
+    for text, ptx in kernels:
+        shown_by = outcomes[0].symbol if outcomes and outcomes[0].passed else ""
+        outcomes.append(_prove_text(text, ptx, host_toolchain, seed, timeout_s, shown_by))
+    return outcomes
+
+
 def _prove_text(
-    text: Text, ptx: bytes | str, host_toolchain: HostToolchain, seed: int, timeout_s: float
+    text: Text, ptx: bytes | str, host_toolchain: HostToolchain, seed: int, timeout_s: float, twin: str = ""
 ) -> CheckOutcome:
     if isinstance(ptx, str):
         return CheckOutcome(text.symbol, error=ptx)
-    outcome, _ = workers(1, timeout_s).check(request_of(host_toolchain, ptx, text.record, seed=seed))
+    request = replace(request_of(host_toolchain, ptx, text.record, seed=seed), numbers_only=bool(twin))
+    outcome, _ = workers(1, timeout_s).check(request)
+    outcome = replace(outcome, twin=twin)
     return located(outcome, ptx, text.record, host_toolchain.templates) if outcome.failed else outcome
 
 

@@ -16,7 +16,7 @@ from generator.layouts import BANK_BYTES, PHASE_BYTES, VECTOR_BYTES, OperandTile
 from generator.proof.bits import OrderTrial, adder, order_cases, require_order
 from generator.proof.coverage import COVERAGE_CASE, Coverage
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain, Report, Site
-from generator.proof.machine import EmulatedKernel, HostMemory, default_cases, measured_case
+from generator.proof.machine import EmulatedKernel, HostMemory, default_cases, measured_case, number_cases
 from generator.proof.sandbox import SandboxedExecutable
 from generator.ptx.parser import parse
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
@@ -301,9 +301,15 @@ class ProofResult:
 
 
 def prove(
-    subject: Subject, host_toolchain: HostToolchain, shapes: tuple[Shape, ...] = (), seed: int = 0
+    subject: Subject,
+    host_toolchain: HostToolchain,
+    shapes: tuple[Shape, ...] = (),
+    seed: int = 0,
+    numbers_only: bool = False,
 ) -> ProofResult:
     """Build and check a kernel, on its default cases or on `shapes`.
+
+    With `numbers_only`, run the cases that depend on the type of the elements. That is no proof by itself: generator.proof.twins.
 
     Raises: PtxError if its PTX has an instruction that is not supported, BuildError if the compiler rejects the translation,
         DeviceError if the executor rejects a launch.
@@ -314,6 +320,10 @@ def prove(
     coverage = Coverage(traits, subject.mma_per_k_tile * _issuers(traits, subject.record["spec"]))
     kernel = EmulatedKernel(traits, load(subject, host_toolchain), (), coverage=coverage)
     cases = cases_of(traits, shapes) if shapes else default_cases(traits, subject.stages)
+    if numbers_only:
+        checks = list(_checks_of(kernel, number_cases(cases), seed))
+        checks += [check for check, _ in _order_checks(kernel, subject.record, host_toolchain, seed, most=1)]
+        return ProofResult(tuple(checks), {})
     checks = list(_checks_of(kernel, cases, seed))
     if shapes or not all(check.passed for check in checks):
         return ProofResult(tuple(checks), {})
@@ -401,14 +411,14 @@ def check_case(kernel: EmulatedKernel, case: Case, seed: int) -> EmulatedCheck:
 
 
 def _order_checks(
-    kernel: EmulatedKernel, record: Mapping[str, Any], host_toolchain: HostToolchain, seed: int
+    kernel: EmulatedKernel, record: Mapping[str, Any], host_toolchain: HostToolchain, seed: int, most: int | None = None
 ) -> Iterator[tuple[EmulatedCheck, int]]:
-    """Yield a check of each case that shows the order of accumulation, with the number of elements that have it."""
+    """Yield a check of each case, or of the first `most`, that shows the order of accumulation, with its number of elements."""
     order = require_order(record, kernel.traits.arch_number)
     if not order:
         return
     add = adder(host_toolchain.ordered_sum())
-    for case in order_cases(kernel.traits):
+    for case in order_cases(kernel.traits)[:most]:
         name = f"order {case}"
         alone = replace(kernel, adversaries=adversaries_of(name, seed)[1:2], reports=[])
         trial = OrderTrial(alone, case, HostMemory(), CheckOptions(seed=seed))

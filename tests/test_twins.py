@@ -1,0 +1,130 @@
+"""Kernels that differ only in the type of their elements: when they are twins, and what the second one runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from conftest import SMALL, ptx_of
+from simulated import record
+
+from benchmarks.faults import FAULTS, faulty_templates
+from generator.build.emit import emit
+from generator.build.toolchain import templates_folder
+from generator.proof.executor import HostToolchain
+from generator.proof.jobs import Text, prove_texts
+from generator.proof.machine import default_cases, number_cases
+from generator.proof.twins import twin_key
+from generator.sweep import sweep
+from hgemm.cases import KINDS
+from hgemm.launch_traits import LaunchTraits
+
+EDGE = next(fault for fault in FAULTS if fault.name == "row past the edge of D")
+
+
+def text_of(**fields: str) -> Text:
+    (plan,) = sweep([{**SMALL, "layout": "tn", **fields}]).plans
+    return Text.of(emit(plan, templates_folder()))
+
+
+def key_of(text: Text, ptx: str = "") -> str:
+    return twin_key(text.symbol, ptx or ptx_of(text.kernel).decode(), text.record)
+
+
+@pytest.fixture(scope="module")
+def twins() -> tuple[Text, Text]:
+    return text_of(dtype="f16"), text_of(dtype="bf16")
+
+
+# ---- Which kernels are twins ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"arch": "sm_90a", "tile": "64x32x64"}, {"bias": "row"}], ids=["mma", "wgmma", "bias"]
+)
+def test_kernels_of_both_types_are_twins(fields: dict[str, str]) -> None:
+    first, second = text_of(dtype="f16", **fields), text_of(dtype="bf16", **fields)
+    assert key_of(first) and key_of(first) == key_of(second)
+
+
+@pytest.mark.parametrize("fields", [{"stages": "3"}, {"layout": "nn"}, {"beta": "off"}, {"tile": "32x64x16"}])
+def test_kernels_that_differ_otherwise_are_none(twins: tuple[Text, Text], fields: dict[str, str]) -> None:
+    assert key_of(twins[0]) != key_of(text_of(dtype="bf16", **fields))
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "tf32"}, {"dtype": "f16", "dtype-d": "f32"}])
+def test_other_types_have_no_twins(fields: dict[str, str]) -> None:
+    assert key_of(text_of(**fields)) == ""
+
+
+@pytest.mark.parametrize("at", (0, 1), ids=["f16", "bf16"])
+def test_every_changed_line_parts_twins(twins: tuple[Text, Text], at: int) -> None:
+    text = twins[at]
+    lines, key = ptx_of(text.kernel).decode().splitlines(), key_of(text)
+    body = [i for i, line in enumerate(lines) if line.strip().endswith((";", ";}", "; }")) and "%" in line]
+    assert len(body) > 100
+    for i in body:
+        assert key_of(text, "\n".join([*lines[:i], *lines[i + 1 :]])) != key, lines[i]
+
+
+def test_an_instruction_of_the_other_type_parts_twins(twins: tuple[Text, Text]) -> None:
+    for text, own, other in zip(twins, ("f16", "bf16"), ("bf16", "f16")):
+        ptx = ptx_of(text.kernel).decode()
+        places = [found.start() for found in re.finditer(rf"(?<=\.){own}", ptx)]
+        assert len(places) > 4
+        for at in places:
+            assert key_of(text, ptx[:at] + other + ptx[at + len(own) :]) == ""
+
+
+def test_f16_numbers_read_as_bf16_part_twins(twins: tuple[Text, Text]) -> None:
+    ptx = ptx_of(twins[0].kernel).decode()
+    wrong, count = re.subn(r"cvt\.f32\.f16 (%f\d+), (%rs\d+);", r"mov.b32 \1, {0,\2};", ptx, count=1)
+    assert count == 1 and key_of(twins[0], wrong) == ""
+
+
+def test_the_record_parts_twins(twins: tuple[Text, Text]) -> None:
+    first, second = twins
+    for section, name, value in (("launch", "smem_bytes", 1), ("spec", "stages", 9), ("traits", "graph_safe", False)):
+        changed = {**second.record, section: {**second.record[section], name: value}}
+        assert key_of(replace(second, record=changed)) != key_of(first)
+
+
+# ---- What the second one runs ---------------------------------------------------------------------------------------
+
+
+def test_the_second_twin_runs_the_cases_of_numbers(host_toolchain: HostToolchain, twins: tuple[Text, Text]) -> None:
+    first, second = prove_texts(twins, host_toolchain, 1)
+    assert first.passed and first.proof and not first.twin
+    assert second.passed and second.twin == first.symbol == twins[0].symbol and not second.proof
+    assert 0 < len(second.shapes) < len(first.shapes) / 4
+    (alone,) = prove_texts(twins[1:], host_toolchain, 1)
+    assert len(alone.shapes) == len(first.shapes) and alone.proof
+    both = [*prove_texts(twins, host_toolchain, 1, twins=False)]
+    assert all(outcome.proof and not outcome.twin for outcome in both)
+
+
+def test_a_fault_of_both_is_found_in_both(host_toolchain: HostToolchain, twins: tuple[Text, Text]) -> None:
+    with faulty_templates(EDGE) as templates:
+        outcomes = [*prove_texts(twins, replace(host_toolchain, templates=templates), 1)]
+    assert all(outcome.failed and not outcome.twin and "bounds at " in outcome.reason for outcome in outcomes)
+
+
+@pytest.mark.parametrize("rule", ["one_tile", "split_k", "persistent", "stream_k"])
+@pytest.mark.parametrize("beta", (True, False))
+def test_the_cases_of_numbers_have_both_kinds_whole_and_ragged(rule: str, beta: bool) -> None:
+    traits = LaunchTraits.of(record(rule, **({"splits": 3} if rule == "split_k" else {}), beta=beta))
+    whole, ragged, *_ = number_cases(default_cases(traits, stages=3))
+    assert not whole.numbers and not ragged.numbers and len(KINDS) == 2
+    extents = [(traits.tile_m, "m"), (traits.tile_n, "n"), (traits.tile_k, "k")]
+    assert all(getattr(whole.shape, name) % tile == 0 for tile, name in extents)
+    assert all(getattr(ragged.shape, name) % tile and getattr(ragged.shape, name) > tile for tile, name in extents)
+    assert bool(ragged.beta) == beta and ragged.loose
+
+
+def test_the_cases_of_numbers_have_each_bias_and_parts_if_the_launch_decides() -> None:
+    traits = LaunchTraits.of(record("launch", bias="launch"))
+    default = default_cases(traits, stages=3)
+    found = number_cases(default)
+    assert {case.bias for case in found} == {case.bias for case in default}
+    assert any(case.options and case.options.splits > 1 for case in found)
