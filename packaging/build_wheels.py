@@ -102,8 +102,12 @@ def kernels_folder(work: Path, library: Path) -> Path:
     run(*HGEMM, "export", "--library", library, "--to", exported, "--cc", c_compiler(work))
     for name in C_FOLDERS:
         shutil.copytree(
-            exported / name, package / "c" / name, symlinks=False, ignore=shutil.ignore_patterns("*.a", "cmake")
+            exported / name, package / "c" / name, symlinks=True, ignore=shutil.ignore_patterns("*.a", "cmake")
         )
+    for link in (package / "c" / "lib").glob("*.so"):
+        library_file = link.readlink()
+        link.unlink()
+        link.write_text(f"INPUT({library_file})\n")  # a linker script: a wheel cannot hold links, and would have the file twice
     return folder
 
 
