@@ -361,7 +361,9 @@ IMPORTS = {
         Create_v2 Destroy_v2 GemmEx GemmStridedBatchedEx GetMathMode GetProperty SetStream_v2 SgemmStridedBatched Sgemm_v2""",
 }
 """The functions that clients import from cuBLAS and cuBLASLt, without the prefix cublas: `nm -D --undefined-only`."""
-UNSERVED = "Scopy_v2 Sgeam SgetrfBatched SgetriBatched Sscal_v2 StrsmBatched Dgeam DgemmBatched DgemmStridedBatched".split()
+UNSERVED = (
+    "Scopy_v2 Sgeam SgetrfBatched SgetriBatched Sscal_v2 StrsmBatched Dgeam DgemmBatched DgemmStridedBatched".split()
+)
 
 
 def imports(blas: Blas) -> Results:
