@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,21 +12,30 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from native_driver import NativeDriver  # noqa: E402
 from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
-from test_torch_native import compiler, exact, launching, whole  # noqa: E402, F401 (fixtures)
+from test_torch_native import compiler, launching, whole  # noqa: E402, F401 (fixtures)
 
 import hgemm.torch as hgemm_torch  # noqa: E402
-from hgemm.errors import LibraryError, UnsupportedError  # noqa: E402
+from hgemm.errors import DeviceError, LibraryError, UnsupportedError  # noqa: E402
 from hgemm.torch import aten as module  # noqa: E402
+from hgemm.torch import native, operator  # noqa: E402
 
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch has no torch.library.get_kernel", allow_module_level=True)
 
 
-@pytest.fixture
-def products(launching: NativeDriver) -> Iterator[module.Override]:  # noqa: F811
-    made = module._override(None, "CPU")
-    yield made
-    made.restore()
+def exact(a, b):
+    """Return the product in float64, without an operator that is overridden."""
+    return (a.double()[:, :, None] * b.double()).sum(1)
+
+
+@pytest.fixture(params=["C++", "Python"])
+def products(launching: NativeDriver, request: pytest.FixtureRequest) -> Iterator[module.Override]:  # noqa: F811
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "Python":
+            patch.setattr(operator, "_native", SimpleNamespace(matmul=operator._native.matmul))
+        made = module._override(None, "CPU")
+        yield made
+        made.restore()
 
 
 def test_every_operator_runs_on_the_library(products: module.Override, launching: NativeDriver) -> None:  # noqa: F811
@@ -71,13 +82,68 @@ def test_what_the_library_does_not_support_runs_in_torch(products: module.Overri
             asked.append(given)
             raise UnsupportedError("no kernel")
 
-        monkeypatch.setitem(module._OPERATORS, "mm", refuse)
+        monkeypatch.setattr(native, "launcher_of", refuse)
         for _ in range(2):
             assert torch.allclose(torch.mm(a, b).double(), exact(a, b), rtol=2e-3)
         assert len(asked) == 1, "a refused problem is not tried again"
-        bias = whole(1, 48)
-        assert torch.allclose(torch.addmm(bias, a, b).double(), bias.double() + exact(a, b), rtol=2e-3)
-        assert products.passed["addmm"] == 1
+        assert products.passed["mm"] == 10
+        for added in (whole(1, 48), whole(48)[None].expand(40, 48).double().half()[:, :1], whole(48)):
+            assert torch.allclose(torch.addmm(added, a, b).double(), added.double() + exact(a, b), rtol=2e-3)
+        assert products.passed["addmm"] == 3 and not products.served
+
+
+def test_torch_gets_results_that_it_resizes_or_that_overlap(products: module.Override, launching: NativeDriver) -> None:  # noqa: F811
+    a, b = whole(40, 64), whole(64, 48)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of a result that it resizes
+        for out in (torch.empty(0, dtype=torch.float16), torch.empty(3, 3, dtype=torch.float16)):
+            assert (torch.mm(a, b, out=out).double() == exact(a, b)).all() and out.shape == (40, 48)
+        with pytest.raises(RuntimeError, match="dtype"):
+            torch.mm(a, b, out=torch.empty(40, 48))
+        square, wanted = whole(64, 64), exact(whole(64, 64), whole(64, 64))
+        aliased = square.clone()
+        torch.mm(aliased, aliased, out=aliased)
+        for wrong in ((a, a), (torch.stack([a, a]), torch.stack([b, b, b]))):
+            with pytest.raises(RuntimeError):
+                (torch.mm if wrong[0].dim() == 2 else torch.bmm)(*wrong)
+        assert not launching.launches and not products.served
+        assert (torch.mm(square, square).double() == wanted).all() and products.served["mm"] == 1
+
+
+def test_a_failed_launch_is_an_error_unless_a_graph_captures_it(
+    products: module.Override,
+    launching: NativeDriver,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = whole(40, 64), whole(64, 48)
+    launching.status = 1
+    with torch.no_grad():
+        with pytest.raises(DeviceError, match="cannot launch"):
+            torch.mm(a, b)
+        launching.fake.captured = {launching.stream}
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert (torch.mm(a, b).double() == exact(a, b)).all()
+    assert (products.served["mm"], products.passed["mm"]) == (0, 1)
+
+
+def test_the_kernels_in_cpp_do_not_enter_python(launching: NativeDriver, monkeypatch) -> None:  # noqa: F811
+    a, b, c = whole(40, 64), whole(64, 48), whole(40, 48)
+    made = module._override(None, "CPU")
+    with torch.no_grad():
+        torch.addmm(c, a, b)
+
+        def entered(*given):
+            raise AssertionError("entered")
+
+        monkeypatch.setattr(native, "launcher_of", entered)
+        monkeypatch.setattr(module.Override, "_call", entered)
+        for _ in range(2):
+            assert (torch.addmm(c, a, b).double() == c.double() + exact(a, b)).all()
+        torch.mm(a.double(), b.double())
+    made.restore()
+    assert str(made) == "3 of 4 products ran on the library; torch ran mm 1"
+    assert str(made) == "3 of 4 products ran on the library; torch ran mm 1", "the counts remain"
 
 
 def test_torch_is_as_before_afterwards(launching: NativeDriver) -> None:  # noqa: F811

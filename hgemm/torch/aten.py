@@ -33,24 +33,55 @@ _current: Override | None = None
 class Override:
     """Kernels of a library in the place of torch's, until `restore`.
 
-    Fields: `served` counts the products of each operator that ran on the library, `passed` those that ran in torch.
+    They are in C++ if the operator of `hgemm.torch.use` is, and in Python otherwise.
+
+    Properties: `served` counts the products of each operator that ran on the library, `passed` those that ran in torch.
     """
 
     def __init__(self, key: str) -> None:
-        self.served: Counter[str] = Counter()
-        self.passed: Counter[str] = Counter()
-        self._refused: set[tuple[Any, ...]] = set()
-        self._registration: torch.library.Library | None = torch.library.Library("aten", "IMPL")
-        originals = {name: torch.library.get_kernel(f"aten::{name}", key) for name in _OPERATORS}
+        self._served: Counter[str] = Counter()
+        self._passed: Counter[str] = Counter()
+        self._native = operator._native if hasattr(operator._native, "override") else None
+        self._registration: torch.library.Library | None = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch warns of every kernel that replaces another
-            for name, original in originals.items():
-                kernel = partial(self._call, name, original)
-                self._registration.impl(name, kernel, key, with_keyset=True)
+            if self._native is not None:
+                self._native.override(key, _REFUSALS)
+            else:
+                self._register(key)
+
+    def _register(self, key: str) -> None:
+        """Register the kernels in Python."""
+        self._refused: set[tuple[Any, ...]] = set()
+        self._registration = torch.library.Library("aten", "IMPL")
+        originals = {name: torch.library.get_kernel(f"aten::{name}", key) for name in _OPERATORS}
+        for name, original in originals.items():
+            self._registration.impl(name, partial(self._call, name, original), key, with_keyset=True)
+
+    @property
+    def served(self) -> Counter[str]:
+        self._count()
+        return self._served
+
+    @property
+    def passed(self) -> Counter[str]:
+        self._count()
+        return self._passed
+
+    def _count(self) -> None:
+        """Take over the counts of the kernels in C++."""
+        if self._native is not None:
+            counts = self._native.counts()
+            self._served = Counter({name: served for name, (served, _) in counts.items() if served})
+            self._passed = Counter({name: passed for name, (_, passed) in counts.items() if passed})
 
     def restore(self) -> None:
         """Give torch's kernels back. A second call does nothing."""
         global _current
+        if self._native is not None:
+            self._count()
+            self._native.restore()
+            self._native = None
         if self._registration is not None:
             self._registration._destroy()
             self._registration = None
@@ -58,15 +89,15 @@ class Override:
             _current = None
 
     def __str__(self) -> str:
-        total = self.served.total() + self.passed.total()
+        served, passed = self.served.total(), self.passed.total()
         details = ", ".join(f"{name} {count}" for name, count in sorted(self.passed.items()))
-        return f"{self.served.total()} of {total} products ran on the library" + (
+        return f"{served} of {served + passed} products ran on the library" + (
             f"; torch ran {details}" if details else ""
         )
 
     def _call(self, name: str, original: Any, keys: Any, *tensors: Tensor, **options: Any) -> Tensor:
         found = self._try(name, tensors, options)
-        (self.passed if found is None else self.served)[name] += 1
+        (self._passed if found is None else self._served)[name] += 1
         return original.call_boxed(keys, *tensors, **options) if found is None else found
 
     def _try(self, name: str, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor | None:

@@ -34,6 +34,8 @@ SOURCE = Path(__file__).with_name("operator.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 STANDARDS = ("c++17", "c++20")
 """The headers of torch need the first or, in later versions, the second."""
+OVERRIDES = ("-DHGEMM_OVERRIDES",) if hasattr(torch.library, "get_kernel") else ()
+"""Builds the kernels that replace aten's, which torch 2.9 and later support."""
 COMPILE_TIMEOUT_S = 600.0
 _log = logging.getLogger("hgemm")
 
@@ -93,7 +95,7 @@ def _compiler(environment: Mapping[str, str]) -> str:
 def _flags() -> tuple[str, ...]:
     root = Path(torch.__file__).parent
     return (
-        *("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w"),
+        *("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w", *OVERRIDES),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-isystem{folder}" for folder in (root / "include", sysconfig.get_paths()["include"])),
         f"-L{root / 'lib'}",

@@ -22,6 +22,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -30,6 +31,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -335,10 +337,9 @@ bool overlap(int64_t one, uint64_t one_bytes, int64_t other, uint64_t other_byte
 }
 
 // Launches a call. Returns false, and launches nothing, if D may overlap an operand.
-bool run(Call const& call, bool fresh_output) {
+bool run(Call const& call, Key const& key, bool fresh_output) {
   void* stream = nullptr;
   checked(driver.stream(int32_t(call.device), &stream), "find the current stream");
-  Key const key(call);
   std::shared_ptr<Launch const> found;
   {
     std::lock_guard<std::mutex> lock(mutex);
@@ -438,7 +439,7 @@ Tensor matmul(Tensor const& a_given, Tensor const& b_given, optional<Tensor> con
   call.alpha = alpha, call.beta = beta, call.activation = activation, call.tf32 = as_tf32(a);
   call.invariant = invariant;
   call.device = std::max<int64_t>(a.device().index(), 0);
-  return run(call, !out) ? d : Tensor();
+  return run(call, Key(call), !out) ? d : Tensor();
 }
 
 // ==== The dispatcher's kernels ====
@@ -606,6 +607,234 @@ void register_kernels() {
   add(autocast, &cast);
 }
 
+// ==== Products of aten ====
+#ifdef HGEMM_OVERRIDES
+
+enum { MM, MM_OUT, BMM, BMM_OUT, ADDMM, ADDMM_OUT, ADDMM_IN_PLACE, BADDBMM, BADDBMM_OUT, BADDBMM_IN_PLACE, OVERRIDES };
+constexpr std::array<char const*, 2> override_names[OVERRIDES] = {
+    {"mm", ""},     {"mm", "out"},     {"bmm", ""},      {"bmm", "out"},     {"addmm", ""},
+    {"addmm", "out"}, {"addmm_", ""}, {"baddbmm", ""}, {"baddbmm", "out"}, {"baddbmm_", ""}};
+
+// An operator of aten: the kernel of torch, and how many products ran here and there.
+struct Overridden {
+  optional<c10::OperatorHandle> handle;
+  optional<c10::SafeKernelFunction> kernel;
+  std::atomic<int64_t> served{0}, passed{0};
+} overridden[OVERRIDES];
+
+std::vector<std::unique_ptr<torch::Library>> overrides;
+std::unordered_set<Key, Hash> refused;         // guarded by `mutex`
+std::atomic<bool> refuses_some{false};         // whether `refused` has keys
+PyObject* refusals = nullptr;                  // the exceptions of products that no kernel supports
+
+std::string full_name(int which) {
+  auto const& [name, overload] = override_names[which];
+  return *overload ? c10::str(name, ".", overload) : name;
+}
+
+bool is_refused(Key const& key) {
+  if (!refuses_some) return false;
+  std::lock_guard<std::mutex> lock(mutex);
+  return refused.count(key) > 0;
+}
+
+// Tells whether torch computes a product that failed: no kernel supports it, or a graph captures it before its kernel is loaded.
+bool passes(python_error const& error, Key const& key, int64_t device) {
+  py::gil_scoped_acquire gil;
+  if (PyErr_GivenExceptionMatches(error.type, refusals)) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (refused.size() >= max_launches) refused.clear();
+    refused.insert(key);
+    return refuses_some = true;
+  }
+  void* stream = nullptr;
+  int capture = 0;
+  return PyErr_GivenExceptionMatches(error.type, device_error) && !driver.stream(int32_t(device), &stream) &&
+         !driver.capturing(stream, &capture) && capture;
+}
+
+// Returns alpha a b + beta c + bias, in `out` if there is one. The result is undefined if torch must compute it.
+Tensor attempt(Tensor const& a_given, Tensor const& b_given, Tensor const* added, double beta, double alpha,
+               Tensor const* out) {
+  auto const type = a_given.scalar_type();
+  auto const dims = a_given.dim();
+  if ((type != at::kHalf && type != at::kBFloat16 && !as_tf32(a_given)) || type != b_given.scalar_type()) return {};
+  if (!a_given.numel() || !b_given.numel() || dims != b_given.dim() || a_given.size(-1) != b_given.size(-2) ||
+      (dims == 3 && a_given.size(0) != b_given.size(0)))
+    return {};
+  c10::SmallVector<int64_t, 3> sizes(a_given.sizes().begin(), a_given.sizes().end());
+  sizes.back() = b_given.size(-1);
+  auto fits = [&](Tensor const& x) {
+    return x.scalar_type() == type && x.device() == a_given.device() && x.layout() == at::kStrided;
+  };
+  if (!fits(b_given) || (out && (!fits(*out) || out->sizes() != at::IntArrayRef(sizes)))) return {};
+
+  at::AutoDispatchBelowADInplaceOrView below;
+  Tensor const a = readable(a_given), b = readable(b_given);
+  Call call;
+  call.operand[A] = operand_of(a);
+  call.operand[B] = operand_of(b);
+  if (added && beta) {
+    if (!fits(*added)) return {};
+    bool const row = added->dim() == 1 && added->size(0) == sizes.back() && added->stride(0) == 1 && beta == 1;
+    if (!row && added->sizes() != at::IntArrayRef(sizes)) return {};
+    call.operand[row ? BIAS : C] = operand_of(*added);
+    if (!row) call.beta = beta;
+  }
+  call.alpha = alpha, call.tf32 = type == at::kFloat, call.device = std::max<int64_t>(a.device().index(), 0);
+  Operand& d = call.operand[D];
+  if (out) {
+    d = operand_of(*out);
+  } else {  // as at::empty makes it; torch aligns every address
+    d.type = int64_t(type), d.dims = dims;
+    int64_t stride = 1;
+    for (int64_t axis = dims - 1; axis >= 0; --axis) {
+      d.sizes[axis] = sizes[axis], d.strides[axis] = stride;
+      stride *= sizes[axis];
+    }
+  }
+  Key const key(call);
+  Key question = key;  // the library may refuse a product because D shares memory with an operand
+  if (out)
+    question.word[0] |= int64_t(out->is_alias_of(a)) << 62 | int64_t(out->is_alias_of(b)) << 61 |
+                        int64_t(added && out->is_alias_of(*added)) << 60;
+  if (is_refused(question)) return {};
+  Tensor const result = out ? *out : at::empty(sizes, a.options());
+  d.address = reinterpret_cast<int64_t>(result.const_data_ptr());
+  try {
+    return run(call, key, !out) ? result : Tensor();
+  } catch (python_error const& error) {
+    if (!passes(error, question, call.device)) throw;
+    return {};
+  }
+}
+
+// Runs the kernel of torch.
+template <class... Given>
+Tensor pass(int which, c10::DispatchKeySet keys, Given const&... given) {
+  Overridden& of = overridden[which];
+  of.passed.fetch_add(1, std::memory_order_relaxed);
+  torch::jit::Stack stack{c10::IValue(given)...};
+  of.kernel->callBoxed(*of.handle, keys, &stack);
+  return stack.front().toTensor();
+}
+
+Tensor count(int which, Tensor&& made) {
+  if (made.defined()) overridden[which].served.fetch_add(1, std::memory_order_relaxed);
+  return std::move(made);
+}
+
+bool are_real(at::Scalar const& beta, at::Scalar const& alpha) {
+  auto real = [](at::Scalar const& x) { return !x.isComplex() && !x.isSymbolic(); };
+  return real(beta) && real(alpha);
+}
+
+Tensor attempt_sum(Tensor const& added, Tensor const& a, Tensor const& b, at::Scalar const& beta,
+                   at::Scalar const& alpha, Tensor const* out) {
+  return are_real(beta, alpha) ? attempt(a, b, &added, beta.toDouble(), alpha.toDouble(), out) : Tensor();
+}
+
+template <int which>
+Tensor product_of(c10::DispatchKeySet keys, Tensor const& a, Tensor const& b) {
+  Tensor made = count(which, attempt(a, b, nullptr, 0, 1, nullptr));
+  return made.defined() ? made : pass(which, keys, a, b);
+}
+
+template <int which>
+Tensor& product_in(c10::DispatchKeySet keys, Tensor const& a, Tensor const& b, Tensor& out) {
+  if (!count(which, attempt(a, b, nullptr, 0, 1, &out)).defined()) pass(which, keys, a, b, out);
+  return out;
+}
+
+template <int which>
+Tensor sum_of(c10::DispatchKeySet keys, Tensor const& added, Tensor const& a, Tensor const& b, at::Scalar const& beta,
+              at::Scalar const& alpha) {
+  Tensor made = count(which, attempt_sum(added, a, b, beta, alpha, nullptr));
+  return made.defined() ? made : pass(which, keys, added, a, b, beta, alpha);
+}
+
+template <int which>
+Tensor& sum_in(c10::DispatchKeySet keys, Tensor const& added, Tensor const& a, Tensor const& b, at::Scalar const& beta,
+               at::Scalar const& alpha, Tensor& out) {
+  if (!count(which, attempt_sum(added, a, b, beta, alpha, &out)).defined())
+    pass(which, keys, added, a, b, beta, alpha, out);
+  return out;
+}
+
+template <int which>
+Tensor& sum_in_place(c10::DispatchKeySet keys, Tensor& added, Tensor const& a, Tensor const& b, at::Scalar const& beta,
+                     at::Scalar const& alpha) {
+  if (!count(which, attempt_sum(added, a, b, beta, alpha, &added)).defined())
+    pass(which, keys, added, a, b, beta, alpha);
+  return added;
+}
+
+void forget_refused() {
+  std::lock_guard<std::mutex> lock(mutex);
+  refused.clear();
+  refuses_some = false;
+}
+
+// override(backend, refusals): run aten's products on the library. Torch computes those that raise one of the exceptions.
+PyObject* py_override(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *word, *exceptions;
+  if (!PyArg_ParseTuple(arguments, "O!O!", &PyUnicode_Type, &word, &PyTuple_Type, &exceptions)) return nullptr;
+  Py_INCREF(exceptions);
+  Py_XDECREF(std::exchange(refusals, exceptions));
+  auto const key = c10::parseDispatchKey(py::reinterpret_borrow<py::str>(word));
+  overrides.clear();
+  forget_refused();
+  for (int which = 0; which < OVERRIDES; ++which) {
+    auto const& [name, overload] = override_names[which];
+    Overridden& of = overridden[which];
+    of.served = of.passed = 0;
+    of.handle = c10::Dispatcher::singleton().findSchemaOrThrow(c10::str("aten::", name).c_str(), overload);
+    of.kernel.reset();
+    of.kernel.emplace(of.handle->getComputedKernelForDispatchKey(key));
+  }
+  auto add = [&](int which, auto* function) {
+    overrides.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+    overrides.back()->impl(full_name(which).c_str(), function);
+  };
+  add(MM, &product_of<MM>);
+  add(MM_OUT, &product_in<MM_OUT>);
+  add(BMM, &product_of<BMM>);
+  add(BMM_OUT, &product_in<BMM_OUT>);
+  add(ADDMM, &sum_of<ADDMM>);
+  add(ADDMM_OUT, &sum_in<ADDMM_OUT>);
+  add(ADDMM_IN_PLACE, &sum_in_place<ADDMM_IN_PLACE>);
+  add(BADDBMM, &sum_of<BADDBMM>);
+  add(BADDBMM_OUT, &sum_in<BADDBMM_OUT>);
+  add(BADDBMM_IN_PLACE, &sum_in_place<BADDBMM_IN_PLACE>);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// restore(): give torch's kernels back.
+PyObject* py_restore(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  overrides.clear();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// counts(): for each operator that was called, the products that ran here and in torch since `override`.
+PyObject* py_counts(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  py::dict counts;
+  for (int which = 0; which < OVERRIDES; ++which) {
+    int64_t const served = overridden[which].served, passed = overridden[which].passed;
+    if (served || passed) counts[py::str(full_name(which))] = py::make_tuple(served, passed);
+  }
+  return counts.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+#else
+void forget_refused() {}
+#endif
+
 // ==== Functions for Python ====
 
 // Tells whether a Python object is a plain tensor on the device, and whether it records gradients.
@@ -716,7 +945,7 @@ PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
     sizes.back() = n;
     d = at::empty(sizes, x.options());
     call.operand[D] = {int64_t(d.const_data_ptr()), int64_t(d.scalar_type()), 2, {rows, n}, {n, 1}};
-    run(call, true);
+    run(call, Key(call), true);
   }
   return THPVariable_Wrap(std::move(d));
   END_HANDLE_TH_ERRORS
@@ -763,6 +992,7 @@ PyObject* py_configure(PyObject*, PyObject* arguments) {
 
 // forget(): drop the launches, because another library is in use. Python keeps the workspaces: graphs may use them.
 PyObject* py_forget(PyObject*, PyObject*) {
+  forget_refused();
   std::lock_guard<std::mutex> lock(mutex);
   launches.clear();
   workspaces.clear();
@@ -786,6 +1016,11 @@ PyMethodDef methods[] = {
     {"configure", &py_configure, METH_VARARGS, nullptr},
     {"forget", &py_forget, METH_NOARGS, nullptr},
     {"release", &py_release, METH_NOARGS, nullptr},
+#ifdef HGEMM_OVERRIDES
+    {"override", &py_override, METH_VARARGS, nullptr},
+    {"restore", &py_restore, METH_NOARGS, nullptr},
+    {"counts", &py_counts, METH_NOARGS, nullptr},
+#endif
     {nullptr, nullptr, 0, nullptr},
 };
 
