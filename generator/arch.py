@@ -167,6 +167,13 @@ CARDS: dict[str, str] = {
 
 Source: the table of compute capabilities at developer.nvidia.com/cuda-gpus.
 """
+OLD_CARDS = {
+    **dict.fromkeys(("volta", "v100", "titanv", "quadrogv100"), "sm_70"),
+    **dict.fromkeys(("pascal", "p100"), "sm_60"),
+    **dict.fromkeys(("p4", "p40", "gtx1060", "gtx1070", "gtx1080", "gtx1080ti", "titanxp"), "sm_61"),
+}
+"""Cards older than all of ARCHS, as people write them. Source: as of CARDS."""
+OLDEST = min(ARCHS.values(), key=lambda arch: arch.number)
 NATIVE = "native"
 """The architecture of GPU 0 of this machine."""
 GENERATIONS = {
@@ -195,11 +202,15 @@ def parse_arch(text: str, what: str = "arch") -> str:
             return native_arch(what)
         if plain in CARDS:
             return CARDS[plain]
+        if plain in OLD_CARDS:
+            raise _too_old(what, text, OLD_CARDS[plain])
         generation = GENERATIONS.get(plain)
         raise _unknown(what, text, [generation] if generation else closest_words(text, ARCHS, cutoff=0.75))
     digits, minor, suffix = match.groups(default="")
     name = f"sm_{int(digits + minor)}{suffix.lower()}"
     if name not in ARCHS:
+        if 20 <= int(digits + minor) < OLDEST.number:
+            raise _too_old(what, text, name)
         begun = [known for known in ARCHS if known.startswith(name) and not suffix]
         if begun:
             raise _unknown(what, text, begun[:1])
@@ -233,6 +244,11 @@ def parse_arch_list(text: str, what: str = "arch") -> tuple[str, ...]:
     if not names:
         raise RequestError(f"{what} {text!r} is empty: use {', '.join(ARCHS)}")
     return names
+
+
+def _too_old(what: str, text: str, name: str) -> RequestError:
+    called = f"{text!a}" if name in text else f"{text!a} is {name}, which"
+    return RequestError(f"{what} {called} is not supported: the oldest supported architecture is {OLDEST.name} (Turing)")
 
 
 def _unknown(what: str, text: str, near: list[str]) -> RequestError:

@@ -816,6 +816,19 @@ _ALSO_CALLED = {
     "swizzle": "smem",
     "padding": "smem",
     "stream_k": "schedule stream_k",
+    "streamk": "schedule stream_k",
+    "num_stages": "stages",
+    "block": "tile",
+    "block_tile": "tile",
+    "threadblock": "tile",
+    "threadblock_tile": "tile",
+    "gpu": "arch",
+    "device": "arch",
+    "num_splits": "split-k",
+    "output": "library",
+    "output_dir": "library",
+    "out_dir": "library",
+    "outdir": "library",
 }
 """Names of options in other projects, with the option here."""
 

@@ -106,6 +106,13 @@ def test_native_is_the_architecture_of_this_machine(monkeypatch: pytest.MonkeyPa
         parse_arch("native", "--arch")
 
 
+@pytest.mark.parametrize("text", ["sm_70", "61", "7.2", "V100", "Tesla P100", "GTX 1080", "volta"])
+def test_no_newer_architecture_is_proposed_for_an_old_gpu(text: str) -> None:
+    with pytest.raises(RequestError, match="the oldest supported architecture is sm_75") as caught:
+        parse_arch(text)
+    assert "did you mean" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["h101", "a101", "rtx4999"])
 def test_another_card_is_never_proposed(text: str) -> None:
     with pytest.raises(RequestError) as caught:

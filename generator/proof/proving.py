@@ -419,7 +419,7 @@ def _order_checks(
         return
     add = adder(host_toolchain.ordered_sum())
     for case in order_cases(kernel.traits)[:most]:
-        name = f"order {case}"
+        name = _order_name(case)
         alone = replace(kernel, adversaries=adversaries_of(name, seed)[1:2], reports=[])
         trial = OrderTrial(alone, case, HostMemory(), CheckOptions(seed=seed))
         try:
@@ -429,6 +429,17 @@ def _order_checks(
         found = [(adversary, finding) for adversary, report in alone.reports for finding in report.findings]
         reason = "; ".join([*_lines_of(found), *([complaint] if complaint else [])])
         yield EmulatedCheck(name, 0.0, 0.0, not reason, reason, numbers_passed=not complaint), elements
+
+
+def order_names(record: Mapping[str, Any]) -> list[str]:
+    """Return the names of the checks of the order of accumulation that a proof in a record includes."""
+    if not record["proof"].get("order_elements"):
+        return []
+    return [_order_name(case) for case in order_cases(LaunchTraits.of(record))]
+
+
+def _order_name(case: Case) -> str:
+    return f"order {case}"
 
 
 def _lines_of(found: list[tuple[Adversary, Finding]]) -> Iterator[str]:
