@@ -248,7 +248,9 @@ def parse_arch_list(text: str, what: str = "arch") -> tuple[str, ...]:
 
 def _too_old(what: str, text: str, name: str) -> RequestError:
     called = f"{text!a}" if name in text else f"{text!a} is {name}, which"
-    return RequestError(f"{what} {called} is not supported: the oldest supported architecture is {OLDEST.name} (Turing)")
+    return RequestError(
+        f"{what} {called} is not supported: the oldest supported architecture is {OLDEST.name} (Turing)"
+    )
 
 
 def _unknown(what: str, text: str, near: list[str]) -> RequestError:

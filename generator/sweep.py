@@ -195,10 +195,8 @@ def _combinations(axes: list[tuple[SpecOption, list[dict[str, Any]]]]) -> Iterat
         merged = {name: value for fields in choice for name, value in fields.items()}
         given = {name: value for name, value in merged.items() if value is not _OPEN}
         known = {name: value for name, value in given.items() if not isinstance(value, _DEPENDENT)}
-        yield {
-            name: value.settled(name, known) if isinstance(value, _DEPENDENT) else value
-            for name, value in given.items()
-        }
+        settled = [value.settled(name, known) for name, value in given.items() if isinstance(value, _DEPENDENT)]
+        yield {name: value for fields in (given, *settled) for name, value in fields.items()}
 
 
 def _values(option: SpecOption, text: str, called: str) -> list[dict[str, Any]]:
@@ -272,27 +270,41 @@ class _Warps:
             raise RequestError(f"{called} {text!a} is malformed: write the warps along m and n, as in 2x2")
         return cls(int(match[1]), int(match[2]), called)
 
-    def settled(self, name: str, known: Request) -> Any:
-        """Return the value of field `name`. Raises: RequestError if the warps do not divide the CTA tile."""
-        tile = known.get("cta_tile") or _default_tile(known)
+    def settled(self, name: str, known: Request) -> Request:
+        """Return the warp tile as field `name`, with the CTA tile if that is open.
+
+        Raises: RequestError if the warps do not divide the CTA tile.
+        """
+        tile = known.get("cta_tile")
+        if tile is None:
+            return self._planned(name, known)
         if tile.m % self.m or tile.n % self.n:
             raise RequestError(
                 f"{self.called} {self.m}x{self.n} does not divide tile {tile}: choose warps that divide {tile.m} and {tile.n}"
             )
-        return parse_field(name, f"{tile.m // self.m}x{tile.n // self.n}", f"{self.called} {self.m}x{self.n}:")
+        return {name: parse_field(name, f"{tile.m // self.m}x{tile.n // self.n}", f"{self.called} {self.m}x{self.n}:")}
+
+    def _planned(self, name: str, known: Request) -> Request:
+        """Return the first usual warp tile of which so many form a legal kernel, and the tile that they form.
+
+        Without a legal one: the first.
+        """
+        choices = []
+        for warp in _USUAL_WARP_TILES:
+            k = resolve({**known, name: warp}).cta_tile.k
+            choices.append({name: warp, "cta_tile": Tile(m=warp.m * self.m, n=warp.n * self.n, k=k)})
+        legal = (one for one in choices if not broken_rules(plan_of(resolve({**known, **one}))))
+        return next(legal, choices[0])
 
 
-def _default_tile(known: Request) -> Tile:
-    """Return the default CTA tile of a request that chooses warps, which wgmma does not support."""
-    spec = resolve(known)
-    return (
-        resolve({**known, "warp_tile": _USUAL_WARP_TILE}).cta_tile
-        if str(spec.mma).startswith("m64n")
-        else spec.cta_tile
-    )
-
-
-_USUAL_WARP_TILE = WarpTile(64, 64)
+_USUAL_WARP_TILES = (
+    WarpTile(64, 64),
+    WarpTile(64, 32),
+    WarpTile(32, 64),
+    WarpTile(32, 32),
+    WarpTile(16, 32),
+    WarpTile(16, 16),
+)
 
 
 @dataclass(frozen=True)
@@ -301,11 +313,11 @@ class _Swizzle:
 
     width_bytes: int
 
-    def settled(self, name: str, known: Request) -> Any:
+    def settled(self, name: str, known: Request) -> Request:
         """Return the placement of operand `name`, whose type is among the `known` fields."""
         element_bytes = DTYPE_BYTES[known.get("dtype_a" if name == "smem_a" else "dtype_b", "f16")]
         bits = (self.width_bytes // 16).bit_length() - 1
-        return parse_field(name, f"xor:{bits},{(16 // element_bytes).bit_length() - 1},3")
+        return {name: parse_field(name, f"xor:{bits},{(16 // element_bytes).bit_length() - 1},3")}
 
 
 _DEPENDENT = (_Warps, _Swizzle)

@@ -98,7 +98,7 @@ def closest_words(text: str, words: Iterable[str], count: int = 1, cutoff: float
     from hgemm.dtypes import SPELLINGS
 
     known, plain = [*words], text.strip().lower()
-    synonyms = [word for word in known if word == SPELLINGS.get(plain)]
+    synonyms = [word for word in known if word == {**SPELLINGS, "swish": "silu"}.get(plain)]
     return synonyms or difflib.get_close_matches(plain, known, n=count, cutoff=cutoff)
 
 
@@ -166,7 +166,7 @@ def usage_line(error: Any, program: str) -> str:
         new = {old: param.opts[0] for param in error.ctx.command.params for old in getattr(param, "old", ())}
         error.possibilities = [*dict.fromkeys(new.get(flag, flag) for flag in error.possibilities)]
     message = error.format_message().rstrip(".").replace("a valid float range", "a number")
-    message = message.replace("a valid integer range", "a whole number")
+    message = " ".join(message.replace("a valid integer range", "a whole number").split())
     return f"{program}: error: {message} (see `{path} --help`)"
 
 

@@ -295,8 +295,9 @@ def _aux_array(traits: LaunchTraits, array: View, given: Input, sort: str, m: in
 
 
 def bias_kind_of(views: Mapping[str, View]) -> str:
-    """Return the kind of a given bias. If m is n, it is a row: one value per column, as in a linear layer."""
-    return "row" if views["bias"].shape[-1:] == views["B"].shape[-1:] else "column"
+    """Return the kind of a given bias. If both fit, or none does, it is a row: one value per column, as in a linear layer."""
+    count = views["bias"].shape[-1:]
+    return "column" if count == views["A"].shape[-2:-1] and count != views["B"].shape[-1:] else "row"
 
 
 def _check_types(traits: LaunchTraits, views: Mapping[str, View]) -> None:
@@ -324,6 +325,12 @@ def _sizes(traits: LaunchTraits, views: Mapping[str, View]) -> tuple[int, int, i
         if len(views[name].shape) not in (2, 3):
             raise ProblemError(f"{traits.symbol}: {name} has {len(views[name].shape)} axes: pass 2, or 3 with a batch")
     (m, k), n = views["A"].shape[-2:], views["B"].shape[-1]
+    if views["B"].shape[-2] != k:
+        transposed = ": pass the transpose of B" if n == k else ""
+        raise ProblemError(
+            f"{traits.symbol}: A is {views['A'].shape} and B {views['B'].shape}, but A must have as many columns as B has "
+            f"rows, {k} and {views['B'].shape[-2]} here{transposed}"
+        )
     column = traits.bias == "column" or (traits.bias == LAUNCH and "bias" in views and bias_kind_of(views) == "column")
     expected = {
         "A": (m, k),

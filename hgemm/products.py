@@ -455,6 +455,9 @@ def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterato
     a_words, b_words = _contiguous(views["A"], "A", "tn"), _contiguous(views["B"], "B", "tn")
     bias = bias_kind_of(views) if "bias" in views else "none"
     epilogue = options.expression.hash if options.expression else NONE
+    if views["A"].dtype != views["B"].dtype:
+        types = f"A is {views['A'].dtype} and B {views['B'].dtype}"
+        raise ProblemError(f"{types}: convert one of them to the type of the other")
     dtype_a, dtype_b = (_multiplied(views[name].dtype, name, options) for name in "AB")
     for letters in product(a_words, b_words):
         yield Kind(

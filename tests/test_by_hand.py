@@ -139,6 +139,11 @@ def test_show_prints_the_header(paper_library: Library) -> None:
     assert done.stdout == launch_header(record)
 
 
+def test_a_header_is_of_one_kernel(paper_library: Library) -> None:
+    done = call("hgemm", "show", "hgemm_sm80*", "--header", "--library", paper_library.folder)
+    assert done.returncode == 2 and not done.stdout and "--header describes one kernel" in done.stderr
+
+
 def test_the_header_tells_the_inputs_of_an_expression() -> None:
     from generator.sweep import sweep
     from generator.tuning import planned_record

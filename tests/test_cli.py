@@ -463,6 +463,11 @@ def test_a_shell_completes_the_symbols_of_the_library_that_is_named(small_librar
         assert sorted(done) == [symbol for symbol in symbols if symbol.startswith("hgemm_sm80_n")] != []
 
 
+def test_a_missing_choice_is_told_in_one_line(capsys) -> None:
+    status, _, err = hgemm(capsys, "completion")
+    assert status == 2 and err.count("\n") == 1 and "bash, zsh, fish" in err
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_for_both_commands(capsys, shell: str) -> None:
     status, out, _ = hgemm(capsys, "completion", shell)

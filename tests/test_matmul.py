@@ -478,7 +478,8 @@ A, W, OUT = np.zeros((40, 64), "f2"), np.zeros((48, 64), "f2"), np.zeros((40, 48
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
-        ((A, W, OUT), {}, r"B is \(48, 64\), not \(64, 64\)|B is \(48, 64\), not \(64, .*"),
+        ((A, W, OUT), {}, r"A is \(40, 64\) and B \(48, 64\), .* 64 and 48 here: pass the transpose of B"),
+        ((A, W.T.astype("f4"), OUT), {}, "A is f16 and B f32: convert one"),
         ((A, W.T, OUT[:, :40]), {}, r"D is \(40, 40\), not \(40, 48\), for A \(40, 64\) and B \(64, 48\)"),
         ((A, W.T, OUT), {"activation": "tanh"}, "activation 'tanh' is unknown: use none, relu, "),
         ((A.astype("f8"), W.T, OUT), {}, "A is f64: use f16, bf16, f32"),
@@ -491,7 +492,7 @@ A, W, OUT = np.zeros((40, 64), "f2"), np.zeros((48, 64), "f2"), np.zeros((40, 48
         ((A, W.T, OUT.T.copy().T), {}, "D .* is not contiguous along n"),
         ((A, W.T, OUT), {"beta": 1.0}, "beta is 1.0, but there is no C: pass c, which may be out itself"),
         ((A, W.T, OUT), {"alpha": 1e39}, "alpha 1e[+]39 overflows f32"),
-        ((A, W.T, OUT), {"bias": np.zeros(7, "f2")}, r"bias is \(7,\), not \(40,\)"),
+        ((A, W.T, OUT), {"bias": np.zeros(7, "f2")}, r"bias is \(7,\), not \(48,\)"),
         ((A, W.T, OUT), {"stream": "fast"}, "stream is a str"),
         ((A, W.T, None), {}, "out is missing.* Cuda .*: pass out"),
     ],

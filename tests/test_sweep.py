@@ -269,9 +269,13 @@ def test_words_of_other_projects_mean_the_same(words: Texts, same: Texts) -> Non
     assert found.plan == expected.plan
 
 
-def test_warps_need_no_tile_where_wgmma_is_the_default() -> None:
-    (found,) = sweep([{"arch": "sm_90a", "warps": "2x2"}]).candidates
-    assert found.plan and str(found.plan.spec.warp_tile) == "64x64"
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("warps", ["1x1", "2x2", "1x4", "4x2", "4x4"])
+def test_warps_without_a_tile_are_planned_as_asked(arch: str, warps: str) -> None:
+    (found,) = sweep([{"arch": arch, "warps": warps}]).candidates
+    spec = found.plan.spec
+    assert not found.rules
+    assert f"{spec.cta_tile.m // spec.warp_tile.m}x{spec.cta_tile.n // spec.warp_tile.n}" == warps
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ int main(int count, char **arguments) {
   int const a_by_rows = kernel.layout[0] == 't', b_by_columns = kernel.layout[1] == 'n';
   HgemmProblem p;
   int wrong = 0;
-  if (count != 2) return fprintf(stderr, "usage: multiply FOLDER\n"), 1;
+  if (count != 2) return fprintf(stderr, "usage: multiply FOLDER, the one of %s; got %d arguments\n", kernel.symbol, count - 1), 1;
   if (strcmp(kernel.dtype_a, "f16") || strcmp(kernel.dtype_d, "f16")) return fprintf(stderr, "A, B and D must be f16\n"), 1;
   if (dlopen("libcuda.so.1", RTLD_NOW) == NULL) return puts("no NVIDIA GPU: no libcuda.so.1"), NO_GPU;
   enter_device(0);

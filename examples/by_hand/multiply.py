@@ -172,6 +172,9 @@ def multiply(folder: Path, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        print(f"usage: multiply.py FOLDER of one kernel; got {len(arguments)} arguments", file=sys.stderr)
+        return 1
     folder = Path(arguments[0])
     try:
         call("cuInit", 0)

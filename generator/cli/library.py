@@ -144,9 +144,12 @@ Examples:
   hgemm show hgemm_sm89_tn_f16_f32_f16_128x128x32
   hgemm show hgemm_sm89_tn_f16_f32_f16_128x128x32 --source
   hgemm show '*256x128x32*' --json
-  hgemm show '*256x128x32*' --header > kernel.h
+  hgemm show hgemm_sm89_tn_f16_f32_f16_128x128x32 --header > kernel.h
   hgemm show --schema
 """
+
+
+_SHOWN_SYMBOLS = 5
 
 
 def _print_schema(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
@@ -178,7 +181,11 @@ def show_command(symbol: str, library: Path, as_json: bool, **views: bool) -> No
     if len(given) > 1:
         raise RequestError(f"{' and '.join(f'--{name}' for name in given)} exclude each other: give one")
     opened = Library(library)
-    variants = [opened.load(name) for name in resolve(opened, symbol)]
+    symbols = resolve(opened, symbol)
+    if views["header"] and len(symbols) > 1:
+        shown = "".join(f"\n  {one}" for one in symbols[:_SHOWN_SYMBOLS])
+        raise RequestError(f"--header describes one kernel, and {symbol!a} matches {len(symbols)}, such as:{shown}")
+    variants = [opened.load(name) for name in symbols]
     if as_json:
         click.echo(json.dumps([variant.record.data for variant in variants], sort_keys=True, indent=1))
         return

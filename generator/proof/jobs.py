@@ -489,7 +489,7 @@ class Emulation:
 
 def _reused(variant: Variant) -> CheckOutcome:
     """Return the outcome of the proof in a record, with the cases of the first run."""
-    from generator.proof.proving import order_names  # imports NumPy, which a run without reused proofs does not need here
+    from generator.proof.proving import order_names  # imports NumPy
 
     proof = variant.record.data["proof"]
     checks = [
