@@ -54,6 +54,7 @@ from generator.proof.proving import (
 )
 from generator.spec import Smem
 from generator.store.library import Library
+from generator.store.schema import record_schema
 from generator.sweep import sweep
 from hgemm.cases import Case, Shape
 from hgemm.errors import LibraryError
@@ -116,6 +117,8 @@ def test_a_library_is_proved_and_the_proof_is_filed(
         f"ok    {record.symbol}  20/20 shapes; instruction and byte counts as planned; largest error "
     ), line
     assert result.exit_code == 0 and summary.endswith("; 20 shapes passed")
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: run 'make setup'")
+    jsonschema.Draft202012Validator(record_schema()).validate(record.data)
     proof = record.data["proof"]
     assert proof["mma_per_k_tile"] == proof["bytes_per_k_tile"] / 1024 == 2 and proof["bank_conflicts"] == 0
     assert proof["read_conflicts_per_k_tile"] == proof["copy_conflicts_per_k_tile"] == proof["races"] == 0

@@ -342,7 +342,7 @@ def test_bad_requests_are_reported_in_one_line(tmp_path: Path) -> None:
     for words, told, status in (
         (["--to", to, "--bench", tmp_path / "none.json"], "none.json cannot be read: No such file", 1),
         (["--to", tmp_path / "no" / "a.html"], "cannot write", 1),
-        (["--to", to, "--arch", "70"], "arch '70' is unknown", 2),
+        (["--to", to, "--arch", "70"], "arch '70' is sm_70, which is not supported", 2),
     ):
         done = call("hgemm", "report", "--library", tmp_path, *words)
         assert done.returncode == status and told in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -554,7 +554,7 @@ def test_unsupported_and_misspelt_requests_are_reported(small_library: Library) 
     done = call("hgemm", *words, "--arch", "80", "--dtype", "f12")
     assert done.returncode == 2 and "--dtype 'f12' is unknown: use f16, bf16, tf32" in done.stderr
     done = call("hgemm", *words, "--arch", "70")
-    assert done.returncode == 2 and "arch '70' is unknown" in done.stderr
+    assert done.returncode == 2 and "arch '70' is sm_70, which is not supported" in done.stderr
     for flag in ("--m", "--batch"):
         done = call("hgemm", *words, "--arch", "80", flag, 2**31 - 1)
         assert done.returncode == 2 and f"'{flag}': 2147483647 is not in the range 1<=x<=2147482624" in done.stderr

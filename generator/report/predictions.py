@@ -183,7 +183,7 @@ def proof_table(records: Sequence[Record]) -> dict[str, Any]:
                 len(proved),
                 sum(len(one["shapes"]) for one in proved),
                 sum(one.get("races", 0) for one in proved) if proved else None,
-                round(max(errors), 3) if errors and math.isfinite(max(errors)) else None,
+                round(max(errors), 4) if errors and math.isfinite(max(errors)) else None,
                 sum(not count for count in conflicts if count is not None),
             ]
         )
