@@ -137,7 +137,8 @@ class Call:
             "c": self.layouts[2], "d": self.layouts[3], "preference": self.preference(), "wanted": wanted,
             "results": results, "count": ctypes.byref(count),
         }  # fmt: skip
-        return lt(self.blas, "MatmulAlgoGetHeuristic", *(arguments | change).values()), count.value, results
+        function = "MatmulAlgoGetHeuristicForStream" if "stream" in change else "MatmulAlgoGetHeuristic"
+        return lt(self.blas, function, *(arguments | change).values()), count.value, results
 
     def preference(self, **values: int) -> ctypes.c_void_p:
         made = created(self.blas, PREFERENCE)
@@ -396,6 +397,18 @@ def lt_heuristics(blas: Blas) -> Results:
             ],
         )
     )
+    status, count, for_stream = call.heuristic(1, stream=48)
+    of_stream = lt(blas, "MatmulAlgoCheckForStream", blas.handle, call.operation, a, b, c, d, for_stream, again, 48)
+    same = result_of(for_stream) == result_of(found) == result_of(again)
+    results.append(("for a stream", [SUCCESS, 1, SUCCESS, True], [status, count, of_stream, same]))
+    without = [call.heuristic(stream=48, handle=None)[0], call.heuristic(stream=48, a=None)[0]]
+    results.append(("for a stream, illegal", [NOT_INITIALIZED, INVALID_VALUE], without))
+    layout = ctypes.c_void_p(1)
+    grouped = [
+        lt(blas, "GroupedMatrixLayoutCreate", ctypes.byref(layout), F16, 2, None, None, None),
+        lt(blas, "GroupedMatrixLayoutCreate", None, F16, 2, None, None, None),
+    ]
+    results.append(("groups", [NOT_SUPPORTED, INVALID_VALUE, None], [*grouped, layout.value]))
     value, size = ctypes.c_int(-5), ctypes.c_size_t()
     ask = "MatmulAlgoConfigGetAttribute"
     for attribute, needed in ((0, 4), (1, 4), (2, 4), (7, 2), (8, 2)):

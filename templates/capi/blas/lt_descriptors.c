@@ -187,6 +187,20 @@ HGEMM_BLAS_API int cublasLtMatrixLayoutCreate(void **layout, int type, uint64_t 
   return status;
 }
 
+/* Groups of products with sizes of their own, in cuBLAS 13.1 and later. Nothing here holds their layouts. */
+HGEMM_BLAS_API int cublasLtGroupedMatrixLayoutInit_internal(void *layout, size_t bytes, int type, int groups, void const *rows,
+                                                            void const *columns, void const *ld) {
+  (void)layout, (void)bytes, (void)type, (void)groups, (void)rows, (void)columns, (void)ld;
+  return BLAS_NOT_SUPPORTED;
+}
+
+HGEMM_BLAS_API int cublasLtGroupedMatrixLayoutCreate(void **layout, int type, int groups, void const *rows,
+                                                     void const *columns, void const *ld) {
+  if (layout == NULL) return BLAS_INVALID_VALUE;
+  *layout = NULL;
+  return cublasLtGroupedMatrixLayoutInit_internal(NULL, 0, type, groups, rows, columns, ld);
+}
+
 HGEMM_BLAS_API int cublasLtMatrixLayoutDestroy(void *layout) { return destroy(&layouts, layout); }
 
 HGEMM_BLAS_API int cublasLtMatrixLayoutSetAttribute(void *layout, int id, void const *value, size_t bytes) {

@@ -343,6 +343,14 @@ HGEMM_BLAS_API int cublasLtMatmulAlgoGetHeuristic(void *handle, void const *oper
 
 typedef int Check(void *, void const *, void const *, void const *, void const *, void const *, void const *, void *);
 
+/* The kernels and the workspace do not depend on the stream. */
+HGEMM_BLAS_API int cublasLtMatmulAlgoGetHeuristicForStream(void *handle, void const *operation, void const *a, void const *b,
+                                                           void const *c, void const *d, void const *preference, int wanted,
+                                                           hgemm_lt_result *results, int *count, void *stream) {
+  (void)stream;
+  return cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, d, preference, wanted, results, count);
+}
+
 HGEMM_BLAS_API int cublasLtMatmulAlgoCheck(void *handle, void const *operation, void const *a, void const *b, void const *c,
                                            void const *d, void const *algorithm, hgemm_lt_result *result) {
   hgemm_blas_handle *const own = hgemm_blas_find(handle);
@@ -371,6 +379,13 @@ HGEMM_BLAS_API int cublasLtMatmulAlgoCheck(void *handle, void const *operation, 
   if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&c, &rooms[3]);
   if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&d, &rooms[4]);
   return status == BLAS_SUCCESS ? real(handle, operation, a, b, c, d, algorithm, result) : status;
+}
+
+HGEMM_BLAS_API int cublasLtMatmulAlgoCheckForStream(void *handle, void const *operation, void const *a, void const *b,
+                                                    void const *c, void const *d, void const *algorithm,
+                                                    hgemm_lt_result *result, void *stream) {
+  (void)stream;
+  return cublasLtMatmulAlgoCheck(handle, operation, a, b, c, d, algorithm, result);
 }
 
 /* ---- Attributes of algorithms ------------------------------------------------------------------------------------------- */
