@@ -127,7 +127,7 @@ def verify(
         return []
     request = VerifyRequest(folder, symbols, device, shapes, seed, jobs, force)
     results = []
-    for one in plugin.load("hgemm.verify").verify(request):
+    for one in plugin.load("hgemm.verify", "check the kernels on another machine").verify(request):
         results.append(one)
         if progress:
             progress(one)

@@ -53,7 +53,9 @@ def multiply(library: HostLibrary, arrays: Mapping[str, Any], options: MatmulOpt
         )
     if given["D"].size:
         choose = partial(_choose, library, options)
-        plugin.load("a product of NumPy arrays").multiply(MultiplyRequest(library.folder, given, choose))
+        plugin.load("a product on the CPU", "copy the arrays to a GPU").multiply(
+            MultiplyRequest(library.folder, given, choose)
+        )
 
 
 def _as_numpy(array: Any) -> Any:

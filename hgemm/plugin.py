@@ -115,8 +115,8 @@ class Generator(Protocol):
         """Build the kernel that a call lacks. See hgemm.growth."""
 
 
-def load(purpose: str) -> Generator:
-    """Return the plug-in, which `purpose` needs. Raises: LibraryError if it is not installed."""
+def load(purpose: str, instead: str = "add the kernel on another machine with `hgemm cover --add`") -> Generator:
+    """Return the plug-in, which `purpose` needs. Raises: LibraryError if it is not installed, which says what to do `instead`."""
     try:
         for entry in importlib.metadata.entry_points(group=GROUP, name=NAME):
             return cast(Generator, entry.load())
@@ -124,5 +124,5 @@ def load(purpose: str) -> Generator:
     except ModuleNotFoundError as error:
         raise LibraryError(
             f"{purpose} needs the package hgemm-generator, and its module {error.name} is not installed: install it with "
-            "'pip install .' in its folder, or add the kernel on another machine with `hgemm cover --add`"
+            f"'pip install .' in its folder, or {instead}"
         ) from None
