@@ -77,7 +77,7 @@ def test_kernels_that_fail_are_an_error_with_the_others(tmp_path: Path, monkeypa
         def generate(self, request: plugin.GenerateRequest):
             yield plugin.Progress(1, 1, 0, "hgemm_one", "failed", 0.1, "hgemm_one does not compile")
 
-    monkeypatch.setattr(plugin, "load", lambda purpose: Failing())
+    monkeypatch.setattr(plugin, "load", lambda *purpose: Failing())
     with pytest.raises(GenerationError, match="hgemm_one does not compile") as caught:
         hgemm.generate(SMALL, library=tmp_path)
     assert caught.value.failed == {"hgemm_one": "hgemm_one does not compile"} and caught.value.kernels == []
@@ -122,7 +122,7 @@ def test_kernels_that_fail_their_check_are_an_error_with_all_results(
         def verify(self, request: plugin.VerifyRequest):
             yield from (good, bad, skipped)
 
-    monkeypatch.setattr(plugin, "load", lambda purpose: Failing())
+    monkeypatch.setattr(plugin, "load", lambda *purpose: Failing())
     with pytest.raises(VerificationError, match="hgemm_two: 1x1x1: wrong") as caught:
         hgemm.verify(library=tmp_path)
     assert caught.value.failed == {"hgemm_two": "1x1x1: wrong"} and caught.value.results == [good, bad, skipped]
