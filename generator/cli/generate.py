@@ -102,8 +102,8 @@ def _skipped(asked: Sweep, options: Mapping[str, Any]) -> str:
     """Return what the request asks for and cannot be built. A catalog has kernels of many GPUs, so it is not the user's mistake."""
     if options["catalog"] is None or not options["arch"]:
         return asked.summary("and skipped")
-    kernels = counted(len(asked.plans), "kernel")
-    return f"the catalog has {kernels} for {options['arch']}, and {len(asked.illegal)} for other GPUs"
+    archs = ", ".join(dict.fromkeys(candidate.plan.spec.arch for candidate in asked.candidates))
+    return f"{len(asked.plans)} of {counted(len(asked.candidates), 'spec')} of the catalog suit {archs}, and the others other GPUs"
 
 
 def _workers(jobs: int | None) -> int:
