@@ -103,7 +103,8 @@ def _skipped(asked: Sweep, options: Mapping[str, Any]) -> str:
     if options["catalog"] is None or not options["arch"]:
         return asked.summary("and skipped")
     archs = ", ".join(dict.fromkeys(candidate.plan.spec.arch for candidate in asked.candidates))
-    return f"{len(asked.plans)} of {counted(len(asked.candidates), 'spec')} of the catalog suit {archs}, and the others other GPUs"
+    specs = counted(len(asked.candidates), "spec")
+    return f"{len(asked.plans)} of {specs} of the catalog suit {archs}; the others are for other GPUs"
 
 
 def _workers(jobs: int | None) -> int:
