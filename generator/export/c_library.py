@@ -68,8 +68,8 @@ include/, and cuda_fp16.h of a CUDA toolkit.
 
 Use the exact architecture of the kernel in both places, such as compute_90a and sm_90a. -arch=sm_90a would fail: some versions of
 nvcc compile for compute_90, too. Warning 177 names constants that a kernel does not use. include/cute_lean comes first: it replaces
-headers of CuTe. Omit it for instances that include a header named cute_*.cuh: they use all of CuTe. To compile the others with CuTe's
-own headers, write -ICUTLASS/include instead of -Iinclude/cute_lean.
+headers of CuTe. Omit it for instances that include a header named cute_*.cuh: they use all of CuTe. To compile the others with the
+headers of CuTe, write -ICUTLASS/include instead of -Iinclude/cute_lean.
 NVRTC takes the same folders, -I of the CUDA toolkit's include, --gpu-architecture=sm_89, -std=c++17 and -default-device.
 include/common/problem.cuh defines the kernel's parameter. launch.json holds its threads, shared memory and grid.
 """
