@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import posixpath
 import re
 import shlex
 import shutil
@@ -273,10 +274,14 @@ class NoCompilerInstalled(NoCompiler):
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A compiler: its command, and `identity`, its version and target, which do not depend on its path."""
+    """A compiler: its command, and `identity`, its version and target, which do not depend on its path.
+
+    `linker` has the option for the linker of kernels, if it has a faster one than its default.
+    """
 
     command: tuple[str, ...]
     identity: str
+    linker: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{' '.join(self.command)} ({self.identity})"
@@ -298,10 +303,10 @@ def find_compiler(named: str = "") -> HostCompiler:
     if words:
         if not shutil.which(words[0]):
             raise NoCompiler(f"CXX is {words[0]}, which is not installed: {_FIX}")
-        return HostCompiler(words, _identity(words))
+        return HostCompiler(words, _identity(words), _linker(words))
     for name in CANDIDATES:
         if shutil.which(name):
-            return HostCompiler((name,), _identity((name,)))
+            return HostCompiler((name,), _identity((name,)), _linker((name,)))
     raise NoCompilerInstalled(
         f"running kernels on the CPU needs a C++ compiler ({', '.join(CANDIDATES)}), but none is installed: {_FIX}"
     )
@@ -337,6 +342,15 @@ def _error_of(command: list[str]) -> str:
 def _identity(command: tuple[str, ...]) -> str:
     answers = [_ask(command, question).splitlines() for question in ("--version", "-dumpmachine")]
     return " ".join(lines[0].strip() for lines in answers if lines)
+
+
+def _linker(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the option for gold, which links a kernel in 10 ms, not 40, if the compiler has it."""
+    try:
+        found = _ask(command, "-print-prog-name=ld.gold").strip()
+    except NoCompiler:
+        return ()
+    return ("-fuse-ld=gold",) if found and shutil.which(found) else ()
 
 
 def _ask(command: tuple[str, ...], question: str) -> str:
@@ -484,7 +498,8 @@ class HostToolchain:
         executor = self.executor(rebuild)
         translated = translate(parse(ptx), symbol)
         inputs = {**includes_of_file(PTX, self.templates), "kernel.cpp": _hash(translated.encode()), "": executor.name}
-        options = (*_KERNEL_OPTIONS, self.level, *(_FEWER_PASSES if self.compiler.is_gcc else ()))
+        fewer_passes = _FEWER_PASSES if self.compiler.is_gcc else ()
+        options = (*_KERNEL_OPTIONS, self.level, *fewer_passes, *self.compiler.linker)
         name = self._name("kernel", options, inputs, ".so")
         found = None if rebuild else cached(self.cache, name)
         if found:
@@ -567,13 +582,18 @@ def includes_of_file(name: str, templates: Path) -> dict[str, str]:
 def includes_of(text: bytes, templates: Path, name: str = "") -> dict[str, str]:
     """Return the hashes, by name, of all templates that a source can include, under any preprocessor condition."""
     found: dict[str, str] = {}
-    queue = [(name, text)]
+    queue, tried = [(name, text)], set()
     while queue:
         includer, includes = queue.pop()
+        folder = posixpath.dirname(includer)
         for included in map(bytes.decode, _INCLUDE.findall(includes)):
-            for candidate in ((Path(includer).parent / included).as_posix(), included):
-                if candidate not in found and (templates / candidate).is_file():
-                    content = (templates / candidate).read_bytes()
+            for candidate in (posixpath.normpath(posixpath.join(folder, included)), included):
+                if candidate in tried:
+                    continue
+                tried.add(candidate)
+                path = os.path.join(templates, candidate)
+                if os.path.isfile(path):
+                    content = Path(path).read_bytes()
                     found[candidate] = _hash(content)
                     queue.append((candidate, content))
     return found

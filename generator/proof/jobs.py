@@ -64,6 +64,7 @@ class ProofRequest:
     seed: int = 0
     flags: tuple[str, ...] = ()
     level: str = HostToolchain.level
+    linker: tuple[str, ...] = ()
     numbers_only: bool = False
     """Whether a twin has shown everything but the numbers: see generator.proof.twins."""
 
@@ -98,6 +99,7 @@ def request_of(
         seed=seed,
         flags=host_toolchain.flags,
         level=host_toolchain.level,
+        linker=host_toolchain.compiler.linker,
     )
 
 
@@ -232,7 +234,7 @@ def check_here(request: ProofRequest) -> CheckOutcome:
     from generator.proof.proving import Subject, prove  # imports NumPy, which only this process needs
 
     began = time.monotonic()
-    compiler = HostCompiler(tuple(request.compiler), request.identity)
+    compiler = HostCompiler(tuple(request.compiler), request.identity, tuple(request.linker))
     host_toolchain = HostToolchain(
         compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level
     )
@@ -346,7 +348,9 @@ def _prove_text(
 ) -> CheckOutcome:
     if isinstance(ptx, str):
         return CheckOutcome(text.symbol, error=ptx)
-    request = replace(request_of(host_toolchain, ptx, text.record, seed=seed), numbers_only=bool(twin))
+    request = request_of(host_toolchain, ptx, text.record, seed=seed)
+    if twin:
+        request = replace(request, numbers_only=True, level="-O0")  # it runs a few times
     outcome, _ = workers(1, timeout_s).check(request)
     outcome = replace(outcome, twin=twin)
     return located(outcome, ptx, text.record, host_toolchain.templates) if outcome.failed else outcome

@@ -216,8 +216,9 @@ def require_well_formed(document: dict) -> None:
         _require(_REJECTED, document[_REJECTED], "str")
         return
     for kind, name in ((Finding, "findings"), (Site, "sites")):
+        fields = tuple(kind.__annotations__.items())
         for item in document[name]:
-            for field, word in kind.__annotations__.items():
+            for field, word in fields:
                 _require(field, item[field], word)
     for name, count in document["counters"].items():
         _require("counter", name, "str")

@@ -10,7 +10,19 @@ from collections.abc import Collection, Iterator
 from itertools import groupby
 
 from generator.ptx.instructions import statements
-from generator.ptx.parser import Instruction, Kernel, Label, Location, Module, PtxError, Register, Vector, parse
+from generator.ptx.parser import (
+    Address,
+    Instruction,
+    Kernel,
+    Label,
+    Location,
+    Module,
+    Pair,
+    PtxError,
+    Register,
+    Vector,
+    parse,
+)
 from generator.ptx.writer import Writer, shared_offsets
 
 _HEAD = """// Translated from PTX by generator.ptx. Line numbers are those of the PTX.
@@ -76,7 +88,7 @@ def _origin(quote: str, location: Location | None) -> str:
 
 def accumulator_registers(kernel: Kernel) -> dict[str, int]:
     """Return the registers that wgmma may use, numbered: its accumulators, those of A, and all copies by mov."""
-    copies: dict[str, set[str]] = {}
+    copies: dict[str, dict[str, None]] = {}  # in order, so that a kernel has one translation
     found: list[str] = []
     for one in kernel.body:
         if not isinstance(one, Instruction):
@@ -86,8 +98,8 @@ def accumulator_registers(kernel: Kernel) -> dict[str, int]:
             found += [part.name for vector in vectors for part in vector.parts if isinstance(part, Register)]
         elif one.opcode.startswith("mov.") and [*map(type, one.operands)] == [Register, Register]:
             left, right = (each.name for each in one.operands)
-            copies.setdefault(left, set()).add(right)
-            copies.setdefault(right, set()).add(left)
+            copies.setdefault(left, {})[right] = None
+            copies.setdefault(right, {})[left] = None
     seen = dict.fromkeys(found)
     queue = list(seen)
     while queue:
@@ -183,17 +195,20 @@ def _storage(register: Register) -> tuple[str, str]:
         raise PtxError(f"registers of type {register.type} are not supported") from None
 
 
-def _names(one: object) -> Iterator[str]:
-    """Yield the names of all registers in an instruction or an operand."""
-    if isinstance(one, Register):
-        yield one.name
-    elif isinstance(one, tuple):
-        for part in one:
-            yield from _names(part)
-    elif isinstance(one, Instruction):
-        yield from _names((one.predicate, *one.operands))
-    elif hasattr(one, "__dataclass_fields__"):
-        yield from _names(tuple(vars(one).values()))
+def _names(one: Instruction) -> Iterator[str]:
+    """Yield the names of all registers in an instruction."""
+    queue: list[object] = [one.predicate, *one.operands]
+    while queue:
+        part = queue.pop()
+        kind = type(part)
+        if kind is Register:
+            yield part.name
+        elif kind is Vector:
+            queue += part.parts
+        elif kind is Address:
+            queue += (part.base, *part.coordinates)
+        elif kind is Pair:
+            queue += (part.first, part.second)
 
 
 def predicated_lines(kernel: Kernel) -> list[int]:
