@@ -948,7 +948,7 @@ WGMMA = (
     ),
     Fault(
         "ragged rows stored by the TMA",
-        At("Epilogue::finish_subtile", "if (!PLAIN && columns_of_d").argument(0, "false"),
+        At("Epilogue::finish_subtile", "if (!PLAIN && ends_within_vec").argument(0, "false"),
         ONE_TILE,
         RAGGED_N,
         ("bounds",),

@@ -249,7 +249,8 @@ struct AccumulatorPairs {
             if (pair.second_inside) here[1] = atoms::ld_global(from + (Policy::swap_ab ? aux.leading : 1));
           }
         }
-        if (!paired || at.pairs.columns() % 2 == 0) return;
+        // The columns of a gated pair are a multiple of 8.
+        if (!paired || accumulators_of<Policy> > 1 || at.pairs.columns() % 2 == 0) return;
         HGEMM_UNROLL
         for (int i = 0; i < 2 * COUNT; ++i) {  // a second loop, as for C
           if (!has<COUNT>(at.subtile, i / 2)) continue;
@@ -431,7 +432,7 @@ struct Epilogue {
   template <class Accumulators>
   HGEMM_DEVICE void run(Accumulators const& accumulators, int batch, int row_first, int column_first) {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
-    if (!Policy::unroll_epilogue || adds_c || columns_of_d<Policy>(problem) % vec_elements != 0) {
+    if (!Policy::unroll_epilogue || adds_c || ends_within_vec()) {
       run_loop(accumulators, batch, row_first, column_first);
     } else if constexpr (Policy::bias != Bias::launch) {
       run_unrolled<Policy::bias>(accumulators, batch, row_first, column_first);
@@ -490,6 +491,9 @@ struct Epilogue {
     }
   }
 
+  // Whether D's rows end within a 16-byte vector. Those of a gated pair have a multiple of 8 columns.
+  HGEMM_DEVICE bool ends_within_vec() const { return parts == 1 && columns_of_d<Policy>(problem) % vec_elements != 0; }
+
   // Whether a warpgroup fills a stage again, if it finishes so many subtiles of an item.
   HGEMM_DEVICE static constexpr bool reuses_stages(int of_item) {
     return persistent<Policy>() || of_item > Policy::epilogue_stages;
@@ -517,7 +521,7 @@ struct Epilogue {
     if constexpr (by_tma) {
       atoms::fence_proxy_async();
       atoms::named_barrier(1 + consumer, 128);  // the boxes are written
-      if (!PLAIN && columns_of_d<Policy>(problem) % vec_elements != 0) {
+      if (!PLAIN && ends_within_vec()) {
         copy_out(subtile, boxes);
       } else if (stores) {
         store_boxes(subtile, boxes);
