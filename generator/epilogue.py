@@ -139,13 +139,14 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
         for at, one in enumerate(operands)
     ]
     loads = "".join(f" {one.name}_.load(at);" for one in operands)
+    matrices = sum(one.kind == "matrix" for one in operands)
     accumulators = "float acc, float up" if epilogue.gated else "float acc, float"
     lines = [f"      {_step(epilogue, at)}" for at in range(len(epilogue.nodes)) if epilogue.nodes[at].op not in _PLAIN]
     return "\n".join(
         [
             *(f"  // {line}" for line in _wrapped(epilogue.formula)),
             "  struct Expression {",
-            f"    static constexpr int operands = {len(operands) + len(epilogue.outputs)};",
+            f"    static constexpr int operands = {len(operands) + len(epilogue.outputs)}, matrices = {matrices};",
             f"    static constexpr int accumulators = {2 if epilogue.gated else 1}, reductions = {len(epilogue.reductions)};",
             "",
             "    template <template <hgemm::AuxKind, class, int> class Of>",

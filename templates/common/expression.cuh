@@ -46,6 +46,12 @@ template <class Policy>
 inline constexpr int accumulators_of<Policy, typename MakeVoid<typename Policy::Expression>::Type> =
     Policy::Expression::accumulators;
 
+// The matrices among the inputs.
+template <class Policy, class = void>
+inline constexpr int matrices_of = 0;
+template <class Policy>
+inline constexpr int matrices_of<Policy, typename MakeVoid<typename Policy::Expression>::Type> = Policy::Expression::matrices;
+
 // The columns of D.
 template <class Policy>
 HGEMM_DEVICE int columns_of_d(Problem const& problem) {

@@ -459,12 +459,39 @@ struct Epilogue {
     }
   }
 
+  // Whether the inputs of the next subtile are loaded before a subtile is finished: with matrices, if the registers suffice.
+  template <class P>
+  HGEMM_DEVICE static constexpr bool loads_ahead() {
+    if constexpr (matrices_of<P> > 0) {
+      using Inputs = typename P::Expression::template Inputs<Pairs::template OfSubtile<columns / 8>::template Of>;
+      return sizeof(Inputs) <= 96;
+    }
+    return false;
+  }
+
   template <class Accumulators>
   HGEMM_DEVICE void run_loop(Accumulators const& accumulators, int batch, int row_first, int column_first) {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
-    HGEMM_NO_UNROLL
-    for (int index = 0; index < Accumulators::mma_m * subtiles; ++index) {
-      store_subtile<false, Policy::bias>(accumulators, index, batch, row_first, column_first, adds_c);
+    constexpr int count = Accumulators::mma_m * subtiles;
+    if constexpr (loads_ahead<Policy>()) {  // the loads of a subtile overlap the arithmetic and the stores of the one before it
+      EpilogueSubtile<false> ahead;
+      ahead.place(0, batch, row_first, column_first);
+      typename Policy::Expression::template Inputs<Pairs::template OfSubtile<columns / 8>::template Of> next;
+      next.load(typename Pairs::template SubtileAt<EpilogueSubtile<false>>{pairs, ahead});
+      HGEMM_NO_UNROLL
+      for (int index = 0; index < count; ++index) {
+        auto const inputs = next;
+        if (index + 1 < count) {
+          ahead.place(index + 1, batch, row_first, column_first);
+          next.load(typename Pairs::template SubtileAt<EpilogueSubtile<false>>{pairs, ahead});
+        }
+        store_subtile<false, Policy::bias>(accumulators, index, batch, row_first, column_first, adds_c, inputs);
+      }
+    } else {
+      HGEMM_NO_UNROLL
+      for (int index = 0; index < count; ++index) {
+        store_subtile<false, Policy::bias>(accumulators, index, batch, row_first, column_first, adds_c);
+      }
     }
   }
 
@@ -476,16 +503,17 @@ struct Epilogue {
     }
   }
 
-  template <bool PLAIN, Bias BIAS, class Accumulators>
+  // `loaded` are the inputs of an expression, if they have been loaded before.
+  template <bool PLAIN, Bias BIAS, class Accumulators, class... Loaded>
   HGEMM_DEVICE void store_subtile(Accumulators const& accumulators, int index, int batch, int row_first, int column_first,
-                                  bool adds_c) {
+                                  bool adds_c, Loaded const&... loaded) {
     EpilogueSubtile<Accumulators::in_pairs> subtile;
     subtile.place(index, batch, row_first, column_first);
     subtile.pick(accumulators, index);
     if constexpr (reductions_of<Policy> > 0) {
       if (index % subtiles == 0) clear(partials[0]), clear(partials[1]);
     }
-    finish_subtile<PLAIN, BIAS, reuses_stages(Accumulators::mma_m * subtiles)>(subtile, adds_c);
+    finish_subtile<PLAIN, BIAS, reuses_stages(Accumulators::mma_m * subtiles)>(subtile, adds_c, loaded...);
     if constexpr (reductions_of<Policy> > 0) {
       if (index % subtiles == subtiles - 1) store_partials(subtile, column_first);
     }
@@ -499,13 +527,13 @@ struct Epilogue {
     return persistent<Policy>() || of_item > Policy::epilogue_stages;
   }
 
-  template <bool PLAIN, Bias BIAS, bool REUSES_STAGES, class Subtile>
-  HGEMM_DEVICE void finish_subtile(Subtile const& subtile, bool adds_c) {
+  template <bool PLAIN, Bias BIAS, bool REUSES_STAGES, class Subtile, class... Loaded>
+  HGEMM_DEVICE void finish_subtile(Subtile const& subtile, bool adds_c, Loaded const&... loaded) {
     float results[columns / 8][4];  // computed before the wait, so that the loads of C and bias overlap it
     if (!PLAIN && adds_c) {
-      combine<true, BIAS>(subtile, results);
+      combine<true, BIAS>(subtile, results, loaded...);
     } else {
-      combine<false, BIAS>(subtile, results);
+      combine<false, BIAS>(subtile, results, loaded...);
     }
     activate_all(subtile.count, results);
     unsigned char* const boxes = shared.subtile[consumer][stage];
@@ -540,10 +568,14 @@ struct Epilogue {
   // ---- Arithmetic -------------------------------------------------------------------------------------------------
 
   // alpha * accumulator + beta * C + bias of a subtile. All its loads come first.
-  template <bool ADDS_C, Bias BIAS, class Subtile>
-  HGEMM_DEVICE void combine(Subtile const& subtile, float (&results)[columns / 8][4]) {
-    if constexpr (has_expression<Policy>) {
-      evaluate(subtile, results);
+  template <bool ADDS_C, Bias BIAS, class Subtile, class... Loaded>
+  HGEMM_DEVICE void combine(Subtile const& subtile, float (&results)[columns / 8][4], Loaded const&... loaded) {
+    if constexpr (sizeof...(loaded) > 0) {
+      evaluate(subtile, results, loaded...);
+    } else if constexpr (has_expression<Policy>) {
+      typename Policy::Expression::template Inputs<Pairs::template OfSubtile<columns / 8>::template Of> inputs;
+      inputs.load(typename Pairs::template SubtileAt<Subtile>{pairs, subtile});
+      evaluate(subtile, results, inputs);
     } else {
       typename Pairs::template SubtileC<columns / 8> c;
       typename Pairs::template SubtileBias<columns / 8> bias;
@@ -563,13 +595,11 @@ struct Epilogue {
     }
   }
 
-  // The expression of a subtile. All its loads come first.
-  template <class Subtile>
-  HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4]) {
+  // The expression of a subtile, from its loaded inputs.
+  template <class Subtile, class Inputs>
+  HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4], Inputs const& inputs) {
     typename Policy::Expression::template Outputs<Pairs::template OutOfSubtile<columns / 8>::template Of> outputs;
-    typename Policy::Expression::template Inputs<Pairs::template OfSubtile<columns / 8>::template Of> inputs;
     typename Pairs::template SubtileAt<Subtile> const at{pairs, subtile};
-    inputs.load(at);
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       if (last_columns < columns && j >= subtile.count / 8) continue;
