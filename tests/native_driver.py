@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from computing_driver import ComputingDriver
@@ -11,6 +13,7 @@ from fake_driver import MEMSET
 
 from hgemm.launch import MAP_BYTES
 from hgemm.problem import PROBLEM_BYTES
+from hgemm.torch import operator
 
 _POINTER, _INT, _UNSIGNED = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 
@@ -155,3 +158,15 @@ class NativeDriver:
     def _stream(self, device, stream) -> int:
         stream[0] = self.stream
         return 0
+
+
+@contextmanager
+def operator_on(driver: NativeDriver) -> Iterator[None]:
+    """Run the C++ operator on tensors of the CPU with a driver. On a machine with a GPU, other tests leave it on the real one."""
+    operator._stop_native()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the kernel of another test file
+        operator._start_native("CPU", driver.addresses)
+    assert operator._native is not None
+    yield
+    operator._stop_native()

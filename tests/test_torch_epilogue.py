@@ -222,7 +222,7 @@ def test_a_compiled_model_has_one_graph() -> None:
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run this on a machine with one")
+@pytest.mark.gpu
 @pytest.mark.parametrize("formula", [FORMULAS["linear"], FORMULAS["pair"]])
 def test_gradients_on_a_gpu_are_those_of_the_formula(formula: str, tmp_path) -> None:
     hgemm_torch.use(hgemm_library(tmp_path))

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from computing_driver import ComputingDriver  # noqa: E402
 from fake_driver import MEMSET  # noqa: E402
-from native_driver import NativeDriver  # noqa: E402
+from native_driver import NativeDriver, operator_on  # noqa: E402
 from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
 from test_torch import CASES, tensors  # noqa: E402
 
@@ -49,12 +49,8 @@ def launching(library: Library, driver: ComputingDriver, monkeypatch: pytest.Mon
     monkeypatch.setitem(ARRAY_ADAPTERS, torch.Tensor, adapter)
     monkeypatch.setattr(operator, "_library", library)
     fake = NativeDriver(driver)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the kernel of another test file
-        operator._start_native("CPU", fake.addresses)
-    assert operator._native is not None
-    yield fake
-    operator._stop_native()
+    with operator_on(fake):
+        yield fake
 
 
 def whole(*shape: int, dtype=torch.float16):
@@ -186,13 +182,12 @@ def recording() -> Iterator[None]:
     """Register the C++ kernels, and one of torch that computes in float64 in the place of launches."""
     fake = NativeDriver(ComputingDriver.__new__(ComputingDriver))
     compute = torch.library.Library("hgemm", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        operator._start_native("CPU", fake.addresses)
-        compute.impl("matmul", lambda *x, **options: formula(*x, **options).contiguous(), "CPU", allow_override=True)
-    yield
-    compute._destroy()
-    operator._stop_native()
+    with operator_on(fake):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the kernel that it replaces
+            compute.impl("matmul", lambda *x, **options: formula(*x, **options).contiguous(), "CPU", allow_override=True)
+        yield
+        compute._destroy()
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu", "leaky_relu"])
