@@ -185,7 +185,9 @@ def recording() -> Iterator[None]:
     with operator_on(fake):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the kernel that it replaces
-            compute.impl("matmul", lambda *x, **options: formula(*x, **options).contiguous(), "CPU", allow_override=True)
+            compute.impl(
+                "matmul", lambda *x, **options: formula(*x, **options).contiguous(), "CPU", allow_override=True
+            )
         yield
         compute._destroy()
 
