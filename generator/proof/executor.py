@@ -345,12 +345,12 @@ def _identity(command: tuple[str, ...]) -> str:
 
 
 def _linker(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the option for gold, which links a kernel in 10 ms, not 40, if the compiler has it."""
-    try:
-        found = _ask(command, "-print-prog-name=ld.gold").strip()
-    except NoCompiler:
-        return ()
-    return ("-fuse-ld=gold",) if found and shutil.which(found) else ()
+    """Return the option for gold, which links a kernel in 10 ms, not 40, if the compiler links C++ with it."""
+    option = "-fuse-ld=gold"
+    with tempfile.TemporaryDirectory() as folder:
+        made = str(Path(folder) / "linked.so")
+        wrong = _error_of([*command, "-x", "c++", os.devnull, "-shared", "-fPIC", option, "-o", made])
+    return () if wrong else (option,)
 
 
 def _ask(command: tuple[str, ...], question: str) -> str:
