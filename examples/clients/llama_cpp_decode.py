@@ -23,7 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -98,6 +100,12 @@ def mapped_libraries() -> list[str]:
     return sorted(path for path in paths if re.search(r"cublas|nvblas|hgemm", Path(path).name))
 
 
+@cache
+def _silent(api: ModuleType) -> object:
+    """Return a log callback that prints nothing. It is kept for ever: llama.cpp may call it until the process ends."""
+    return api.llama_log_callback(lambda *given: None)
+
+
 class Context:
     """A model of llama.cpp, on the GPU or on the CPU."""
 
@@ -105,20 +113,23 @@ class Context:
         import llama_cpp
 
         self.api = llama_cpp
-        silent = llama_cpp.llama_log_callback(lambda *given: None)
-        llama_cpp.llama_log_set(silent, None)
-        self.kept = silent
+        llama_cpp.llama_log_set(_silent(llama_cpp), None)
         llama_cpp.llama_backend_init()
         model_options = llama_cpp.llama_model_default_params()
         model_options.n_gpu_layers = 999 if gpu else 0
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), model_options)
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = options.n_batch = options.n_ubatch = 2048 + DECODED
-        options.n_threads = options.n_threads_batch = os.cpu_count() or 1
+        options.n_threads = options.n_threads_batch = min(16, len(os.sched_getaffinity(0)))
         options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.context = llama_cpp.llama_init_from_model(self.model, options)
         if not self.context:
             raise SystemExit("llama.cpp cannot start")
+
+    def close(self) -> None:
+        self.api.llama_free(self.context)
+        self.api.llama_model_free(self.model)
+        self.api.llama_backend_free()
 
     def clear(self) -> None:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
@@ -150,6 +161,7 @@ def work(model: str, result: str, gpu: bool, measure: bool) -> dict:
         raise SystemExit("this llama.cpp has no CUDA backend: CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python")
     if not measure:
         np.save(result, context.log_probabilities(text(TOKENS)))
+        context.close()
         return {"libraries": mapped_libraries()}
     rates = {}
     for length in PROMPTS:
@@ -164,6 +176,7 @@ def work(model: str, result: str, gpu: bool, measure: bool) -> dict:
     for at in range(DECODED):
         context.decode([5], length + at, False)
     rates["single tokens"] = DECODED / (time.perf_counter() - start)
+    context.close()
     return {"rates": rates, "libraries": mapped_libraries()}
 
 
@@ -171,9 +184,10 @@ def start(folders: list[Path], *arguments: object, **env: str) -> tuple[dict, st
     """Run `work` in a new process whose loader looks in `folders` first. Return its result and its log."""
     path = ":".join([*map(str, folders), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
     command = [sys.executable, __file__, "--work", *map(str, arguments)]
-    done = subprocess.run(command, env={**os.environ, "LD_LIBRARY_PATH": path, **env}, capture_output=True, text=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": path, "PYTHONFAULTHANDLER": "1", **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"llama.cpp failed ({done.returncode}): {done.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(command)} failed ({done.returncode}): {done.stdout[-500:]}{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
@@ -219,7 +233,7 @@ def main() -> int:
             models = {stored: place / f"{dtype}_{stored}.gguf" for stored in (dtype, "f32")}
             for stored, path in models.items():
                 write_model(path, dtype, stored, options.layers, options.width)
-            start([], models["f32"], saved, "cpu")
+            start([], models["f32"], saved, "cpu", CUDA_VISIBLE_DEVICES="")  # else the GPU multiplies long prompts
             wanted = np.load(saved)
             models["f32"].unlink()
             for side, (folders, env) in sides.items():
