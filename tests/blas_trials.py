@@ -148,6 +148,45 @@ def forms(blas: Blas) -> Results:
     return results
 
 
+def pointers(blas: Blas) -> Results:
+    """Pointers at constant distances are one launch, also if products share a matrix. Any other pointers give the right numbers."""
+    results: Results = []
+    launches = ctypes.CDLL("libcuda.so.1").fake_launches
+    launches.restype = ctypes.c_long
+    sizes = (M * K, K * N_, M * N_)
+    orders: dict[str, tuple[int | None, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+        "constant distances": (1, (0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)),
+        "every second matrix": (1, (0, 2), (1, 3), (0, 2)),
+        "one matrix for all": (1, (1, 1, 1, 1), (0, 1, 2, 3), (0, 1, 2, 3)),
+        "one matrix for two": (2, (0, 0, 1, 1), (0, 1, 2, 3), (0, 1, 2, 3)),
+        "any order": (None, (3, 1, 0, 2), (0, 2, 1, 3), (1, 0, 3, 2)),
+        "backwards": (4, (3, 2, 1, 0), (3, 2, 1, 0), (3, 2, 1, 0)),
+        "the same result": (4, (0, 1, 2, 3), (0, 1, 2, 3), (2, 2, 2, 2)),
+    }
+    for (label, (count, *order)), (dtype, compute) in itertools.product(
+        orders.items(), ((F16, COMPUTE_16F), (BF16, COMPUTE_32F), (F32, COMPUTE_32F))
+    ):
+        a, b, _ = operands(dtype, T, N, batch=4)
+        c = np.zeros(4 * M * N_, a.dtype)
+        arrays = [
+            np.array([x.ctypes.data + i * size * x.itemsize for i in places], np.uint64)
+            for x, size, places in zip((a, b, c), sizes, order, strict=True)
+        ]
+        wanted = np.zeros((4, M, N_))
+        factors = decoded(a, dtype).reshape(4, M, K), decoded(b, dtype).reshape(4, N_, K).transpose(0, 2, 1)
+        for at_a, at_b, at_c in zip(*order, strict=True):
+            wanted[at_c] = factors[0][at_a] @ factors[1][at_b]
+        one, zero, before = scalar(1, compute), scalar(0, compute), launches()
+        status = blas.call(
+            "cublasGemmBatchedEx", blas.handle, T, N, M, N_, K, one, arrays[0], dtype, K, arrays[1], dtype, K, zero,
+            arrays[2], dtype, M, len(order[0]), compute, -1,
+        )  # fmt: skip
+        check(results, f"{label}, {dtype}", status, c, dtype, wanted)
+        if count is not None:
+            results.append((f"{label}, {dtype}, launches", count, launches() - before))
+    return results
+
+
 def edges(blas: Blas) -> Results:
     """Empty products, k of 0, alpha of 0 over NaN, and strides that only cuBLAS allows."""
     results: Results = []
@@ -381,6 +420,7 @@ TRIALS: dict[str, Callable[[Blas], Results]] = {
     "imports": imports,
     "products": products,
     "forms": forms,
+    "pointers": pointers,
     "edges": edges,
     "statuses": statuses,
     "settings": settings,

@@ -1,6 +1,7 @@
 """Run the CUDA backend of llama.cpp on kernels of this library, and compare it with float32 on the CPU and with cuBLAS.
 
     CMAKE_ARGS="-DGGML_CUDA=on" pip install llama-cpp-python==0.3.36 gguf
+    generate --arch sm_90a --dtype bf16 --out f32 --tile 64x128x64,128x128x64,128x256x64    # beside the catalog
     hgemm export --blas --to build/hgemm
     python examples/clients/llama_cpp_decode.py build/hgemm [--cublas FOLDER] [--json FILE]
 

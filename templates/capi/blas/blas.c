@@ -464,15 +464,33 @@ int hgemm_blas_compute(hgemm_blas_handle *handle, hgemm_blas_product const *p, h
   return status;
 }
 
-/* Computes one product after the other. */
+/* Finds the products from `first` on whose matrices lie at constant distances. They are one strided batch, which *part becomes. */
+static void strided_part(hgemm_blas_product const *p, void *const *pointers, int64_t first, hgemm_blas_product *part) {
+  int const types[3] = {p->type_a, p->type_b, p->type_c};
+  int64_t steps[3] = {0, 0, 0}, count = 1; /* in elements */
+  void *const *const at[3] = {pointers + first, pointers + p->batch + first, pointers + 2 * p->batch + first};
+  for (int fits = 1; fits && first + count < p->batch; count += fits) {
+    for (int i = 0; i < 3; ++i) {
+      int64_t const size = types[i] == BLAS_R_32F ? 4 : 2;
+      int64_t const bytes = (int64_t)((uintptr_t)at[i][count] - (uintptr_t)at[i][count - 1]);
+      if (count == 1) steps[i] = bytes / size;
+      fits = fits && bytes >= 0 && bytes % size == 0 && bytes / size == steps[i];
+    }
+    fits = fits && (double)steps[2] >= (double)(p->n - 1) * (double)p->ldc + (double)p->m; /* the results do not overlap */
+  }
+  *part = *p;
+  part->a = at[0][0], part->b = at[1][0], part->c = at[2][0], part->batch = count;
+  if (count > 1) part->stride_a = steps[0], part->stride_b = steps[1], part->stride_c = steps[2];
+}
+
+/* Computes one strided batch after the other. Heads of attention that share keys are a few of them. */
 static int compute_each(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
                         float beta, void *const *pointers) {
-  hgemm_blas_product one = *p;
+  hgemm_blas_product part;
   int status = BLAS_SUCCESS;
-  one.batch = 1;
-  for (int64_t i = 0; i < p->batch && status == BLAS_SUCCESS; ++i) {
-    one.a = pointers[i], one.b = pointers[p->batch + i], one.c = pointers[2 * p->batch + i];
-    status = hgemm_blas_compute(handle, &one, types, alpha, beta);
+  for (int64_t first = 0; first < p->batch && status == BLAS_SUCCESS; first += part.batch) {
+    strided_part(p, pointers, first, &part);
+    status = hgemm_blas_compute(handle, &part, types, alpha, beta);
   }
   return status;
 }
