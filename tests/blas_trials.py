@@ -89,11 +89,12 @@ def check(results: Results, label: str, status: int, c: np.ndarray, dtype: int, 
 
 
 def products(blas: Blas) -> Results:
-    """Every layout, types, scalars and form gives the right numbers."""
+    """Every layout, types, scalars, form and math mode gives the right numbers."""
     results: Results = []
-    for (dtype, out, compute), transa, transb, beta in itertools.product(
-        COMBINATIONS, (N, T, C), (N, T, C), (0.0, 2.0)
+    for mode, (dtype, out, compute), transa, transb, beta in itertools.product(
+        (0, TF32_MATH), COMBINATIONS, (N, T, C), (N, T, C), (0.0, 2.0)
     ):
+        assert blas.call("cublasSetMathMode", blas.handle, mode) == SUCCESS
         a, b, wanted = operands(dtype, transa, transb)
         start = np.ones((1, M, N_))
         c = encoded(np.ones((M, N_)), out).ravel("F").copy()
@@ -105,7 +106,7 @@ def products(blas: Blas) -> Results:
                 f"cublasGemmEx{suffix}", blas.handle, transa, transb, M, N_, K, alpha, a, dtype, lda, b, dtype, ldb, beta_at, c,
                 out, M, compute, -1,
             )  # fmt: skip
-            label = f"cublasGemmEx{suffix} {dtype} {out} {compute} {transa}{transb} {beta}"
+            label = f"cublasGemmEx{suffix} {dtype} {out} {compute} {transa}{transb} {beta} mode {mode}"
             check(results, label, status, c, out, 0.5 * wanted + beta * start)
     return results
 

@@ -331,6 +331,7 @@ int hgemm_blas_types_of(hgemm_blas_product const *p, int math_mode, hgemm_blas_t
   if (p->type_a != p->type_b || !(half || full || fast)) return 0;
   if (p->type_a == BLAS_R_32F) return p->type_c == BLAS_R_32F && !half;
   if (fast || (p->type_a != BLAS_R_16F && p->type_a != BLAS_R_16BF)) return 0;
+  types->fast = 0; /* the math mode is about f32 */
   types->dtype = p->type_a == BLAS_R_16F ? HGEMM_F16 : HGEMM_BF16;
   types->dtype_d = p->type_c == BLAS_R_32F ? HGEMM_F32 : types->dtype;
   if (p->type_c != p->type_a && p->type_c != BLAS_R_32F) return 0;
