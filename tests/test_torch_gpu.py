@@ -137,7 +137,10 @@ def test_inductor_takes_it_as_an_external_matmul() -> None:
         return hgemm_torch.external_matmul(a, b, out)
 
     a, b = (torch.randn(512, 512, device="cuda", dtype=torch.float16) for _ in range(2))
-    tuning = {"max_autotune_gemm_backends": "ATEN", "force_disable_caches": True}  # an earlier choice is not tuned again
+    tuning = {
+        "max_autotune_gemm_backends": "ATEN",
+        "force_disable_caches": True,
+    }  # an earlier choice is not tuned again
     with config.patch(external_matmul=[hgemm_matmul], **tuning):
         found = torch.compile(lambda a, b: a @ b, mode="max-autotune-no-cudagraphs")(a, b)
     assert calls and close(found, a.double() @ b.double())
