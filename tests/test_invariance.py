@@ -31,11 +31,11 @@ from generator.tuning import planned_record
 from hgemm.accumulation import unsplit_order
 from hgemm.arrays import View
 from hgemm.cases import Case, Shape
-from hgemm.dispatch_table import DispatchTable, Row, row_of
+from hgemm.dispatch_table import DispatchTable, Row, launch_clocks, row_of, sms_used
 from hgemm.dtypes import decode
 from hgemm.errors import UnsupportedError
 from hgemm.growth import GrowingSelector, Growth
-from hgemm.invariance import order_of
+from hgemm.invariance import keeps_order, option_clocks, order_of, order_options
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LAYOUTS, Kind, LaunchOptions
 from hgemm.products import MatmulOptions, _independent_of_rows, _query, matching_kinds
@@ -148,6 +148,29 @@ def test_one_cta_adds_all_parts_of_a_tile_if_there_are_many_rows() -> None:
         row, options = choice.row, choice.options
         assert (choice.order, choice.workspace_bytes, options.splits) == (few.order, 0, few.order.splits)
         assert options.whole_tiles * row.cluster_m * row.cluster_n == row.tiles(m, 512)
+
+
+@pytest.mark.parametrize(("n", "k"), [(256, 16384), (384, 24576), (512, 16384), (1024, 8192)])
+def test_no_number_of_rows_loses_much_by_the_order(n: int, k: int) -> None:
+    """Estimated, against selection that may take any order. At 2048x512x16384, splitting all tiles would need two waves."""
+    selector = SELECTORS["sm_90"]
+    for m in (1, 16, 100, 300, 1000, 2048, 3000, 8192):
+        free, kept = (selector.find(replace(invariant(m, n, k), batch_invariant=flag)) for flag in (False, True))
+        assert kept.clocks <= 1.2 * free.clocks
+
+
+def test_launches_of_more_items_than_sms_count_as_slower_than_estimated() -> None:
+    query, order = invariant(2048, 512, 16384), SELECTORS["sm_90"].find(invariant(1, 512, 16384)).order
+    crowded = 0
+    for row in SELECTORS["sm_90"].supporting(query):
+        for options in order_options(row, order, query, H100) if keeps_order(row, order, query) else []:
+            whole = options.whole_tiles * row.cluster_m * row.cluster_n
+            more = row.decides_splits and (row.tiles(2048, 512) - whole) * options.splits > sms_used(row, H100)
+            estimate = launch_clocks(row, query, H100, options)
+            assert (option_clocks(row, query, H100, options) > estimate) == bool(more)
+            crowded += bool(more)
+    assert crowded
+    assert SELECTORS["sm_90"].find(query).options.whole_tiles > 0
 
 
 def test_without_kernels_that_split_k_nothing_is_split() -> None:

@@ -324,6 +324,8 @@ static int has_workspace(hgemm_row const *row, hgemm_query const *q, uint64_t ti
   return shared <= HGEMM_WORKSPACE_COUNTERS && hgemm_workspace_bytes(row, q, shared, options.splits) <= q->workspace_bytes;
 }
 
+enum { CROWDED_PART = 10 }; /* invariance.py says why */
+
 /* Returns the lowest estimate of the options that a launch with an order may take, and writes them. The first ones win a tie.
  * If whole tiles add k in the same parts, a launch may split only the tiles after the last full wave, or none. */
 static uint64_t order_options(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
@@ -339,6 +341,7 @@ static uint64_t order_options(hgemm_target const *target, uint32_t index, hgemm_
     uint64_t clocks;
     if (!has_workspace(row, q, tiles, some)) continue;
     clocks = launch_clocks(target, index, q, size, tiles, some, limit);
+    if (row->decides_splits && some.splits > 1 && (tiles - some.whole_tiles) * some.splits > sms) clocks += clocks / CROWDED_PART;
     if (clocks < best) best = clocks, *options = some;
   }
   return best;
