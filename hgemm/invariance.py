@@ -24,10 +24,10 @@ ROWS_MIX = tuple(1 << power for power in range(14))
 SCORE_ONE = 1 << 12
 """Ratios of times are fixed-point numbers. This is 1.0."""
 CROWDED_PART = 10
-"""Launches that split tiles into more items than the SMs take at once get this part added to their estimate. The estimate
+"""Launches that split all tiles, into more items than the SMs take at once, get this part added to their estimate. The estimate
 counts neither the partial sums that are stored between two items nor the wait for the last item of a tile. Chosen on 165 drawn
-problems of an H100 and an H200 with 2 to 8 parts: the launch with the lowest estimate has 0.9685 of the speed of the fastest one
-of its order in the mean, and 0.965 without this part. Parts from 1/12 to 1/5 give 0.967 or more."""
+problems of an H100 and an H200 with 2 to 8 parts: the launch with the lowest estimate has 0.969 of the speed of the fastest one
+of its order in the mean, and 0.965 without this part. 1/7 and 1/5 give 0.968. Split tails of whole tiles counted, too: 0.9685."""
 MAX_ORDERS = 64
 """Orders of one n and k that are compared."""
 
@@ -95,8 +95,8 @@ def order_clocks(row: Row, order: KOrder, query: SelectionQuery, target: Target)
 def option_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
     """Return the estimated time of a launch as it counts among those with its order. Units: SM clocks."""
     clocks = launch_clocks(row, query, target, options)
-    items = _shared_tiles(row, options, query) * options.splits
-    crowded = row.decides_splits and options.splits > 1 and items > sms_used(row, target)
+    items = row.tiles(query.m, query.n) * query.batch * options.splits
+    crowded = row.decides_splits and options.splits > 1 and not options.whole_tiles and items > sms_used(row, target)
     return clocks + clocks // CROWDED_PART if crowded else clocks
 
 

@@ -164,8 +164,8 @@ def test_launches_of_more_items_than_sms_count_as_slower_than_estimated() -> Non
     crowded = 0
     for row in SELECTORS["sm_90"].supporting(query):
         for options in order_options(row, order, query, H100) if keeps_order(row, order, query) else []:
-            whole = options.whole_tiles * row.cluster_m * row.cluster_n
-            more = row.decides_splits and (row.tiles(2048, 512) - whole) * options.splits > sms_used(row, H100)
+            items = row.tiles(2048, 512) * options.splits
+            more = row.decides_splits and not options.whole_tiles and items > sms_used(row, H100)
             estimate = launch_clocks(row, query, H100, options)
             assert (option_clocks(row, query, H100, options) > estimate) == bool(more)
             crowded += bool(more)

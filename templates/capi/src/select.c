@@ -341,7 +341,7 @@ static uint64_t order_options(hgemm_target const *target, uint32_t index, hgemm_
     uint64_t clocks;
     if (!has_workspace(row, q, tiles, some)) continue;
     clocks = launch_clocks(target, index, q, size, tiles, some, limit);
-    if (row->decides_splits && some.splits > 1 && (tiles - some.whole_tiles) * some.splits > sms) clocks += clocks / CROWDED_PART;
+    if (row->decides_splits && some.splits > 1 && some.whole_tiles == 0 && tiles * some.splits > sms) clocks += clocks / CROWDED_PART;
     if (clocks < best) best = clocks, *options = some;
   }
   return best;
