@@ -29,6 +29,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -91,10 +92,26 @@ PyObject *problem_error = nullptr, *device_error = nullptr;
   throw std::move(error);
 }
 
+// Streams are not used: with a compiler that links libstdc++ statically, their locale mixes with that of torch's libstdc++.
+template <class Word>
+std::string text(Word const& word) {
+  if constexpr (std::is_arithmetic_v<Word>)
+    return std::to_string(word);
+  else if constexpr (std::is_same_v<Word, at::Device>)
+    return word.str();
+  else
+    return std::string(word);
+}
+
+template <class... Words>
+std::string joined(Words const&... words) {
+  return (std::string() + ... + text(words));
+}
+
 template <class... Words>
 [[noreturn]] void raise(PyObject* type, Words const&... words) {
   py::gil_scoped_acquire gil;
-  PyErr_SetString(type, c10::str(words...).c_str());
+  PyErr_SetString(type, joined(words...).c_str());
   raise();
 }
 
@@ -234,7 +251,7 @@ Launch read(py::dict const& given) {
   launch.attributes = given["attributes"].cast<std::string>();
   launch.config.attribute_count = unsigned(number(given["attribute_count"]));
   launch.problem = given["problem"].cast<std::string>();
-  TORCH_CHECK(launch.problem.size() <= max_problem_bytes, "a packed problem has ", launch.problem.size(), " B");
+  TORCH_CHECK(launch.problem.size() <= max_problem_bytes, joined("a packed problem has ", launch.problem.size(), " B"));
   py::sequence offsets = given["offsets"], spans = given["span_bytes"];
   for (int i = 0; i < OPERANDS; ++i) {
     launch.offsets[i] = number(offsets[i]);
@@ -629,7 +646,7 @@ PyObject* refusals = nullptr;                  // the exceptions of products tha
 
 std::string full_name(int which) {
   auto const& [name, overload] = override_names[which];
-  return *overload ? c10::str(name, ".", overload) : name;
+  return *overload ? joined(name, ".", overload) : name;
 }
 
 bool is_refused(Key const& key) {
@@ -789,7 +806,7 @@ PyObject* py_override(PyObject*, PyObject* arguments) {
     auto const& [name, overload] = override_names[which];
     Overridden& of = overridden[which];
     of.served = of.passed = 0;
-    of.handle = c10::Dispatcher::singleton().findSchemaOrThrow(c10::str("aten::", name).c_str(), overload);
+    of.handle = c10::Dispatcher::singleton().findSchemaOrThrow(joined("aten::", name).c_str(), overload);
     of.kernel.reset();
     of.kernel.emplace(of.handle->getComputedKernelForDispatchKey(key));
   }
@@ -966,7 +983,7 @@ PyObject* py_configure(PyObject*, PyObject* arguments) {
   };
   auto set = [&](auto& function, char const* name) {
     set_optional(function, name);
-    TORCH_CHECK(function, "the driver has no ", name);
+    TORCH_CHECK(function, joined("the driver has no ", name));
   };
   set(driver.launch, "cuLaunchKernelEx");
   set(driver.encode, "cuTensorMapEncodeTiled");
