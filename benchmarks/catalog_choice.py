@@ -6,7 +6,8 @@
 
 `measure` needs a GPU. It screens the kernels with the lowest estimates in the state `model`, and cuBLASLt beside them. `choose`
 needs none: it chooses on half of the problems, and reports the losses on the other half. `--align 1`, `2` or `4` draws operands
-off 16 bytes, for benchmarks/catalog_space_unaligned.toml.
+off 16 bytes, for benchmarks/catalog_space_unaligned.toml. `--draw attention` draws batched products of attention in all layouts,
+`--draw layouts` single products in other layouts than tn, both in f16 and bf16; they suit the library of the catalog.
 """
 
 from __future__ import annotations
@@ -61,9 +62,12 @@ SMS = 132
 TRAP_WAVES = (1.05, 1.3, 2.1, 3.4, 6.06)
 TILES = ((128, 256), (128, 192), (128, 128))
 PROTOCOL = Protocol(screen_ms=1.0, screen_samples=3, sets_max=48, l2_multiple=2.0)
+BATCHED_DUTY = 2.0
+"""`Protocol.duty` of batched products: in attention, a softmax reads and writes one of A and D. A longer kernel would hide them."""
 MAX_CANDIDATES = 100
 MAX_ESTIMATE = 1.8
-"""Kernels with a longer estimate, relative to the shortest, are not measured."""
+MAX_BATCHED_ESTIMATE = 3.0
+"""Kernels with a longer estimate, relative to the shortest, are not measured. Estimates of batched products are less accurate."""
 MAX_OPTIONS = 3
 """Launch options of a kernel that are measured, those with the lowest estimates."""
 
@@ -112,6 +116,54 @@ def problems(count: int, seed: int, align: int = 8) -> Iterator[Work]:
             yield Work(m, n, k)
 
 
+# ---- Other layouts and batches ----
+
+LAYOUTS = ("tn", "tt", "nn", "nt")
+DTYPES = ("f16", "f16", "bf16")
+"""Types of A, B and D. f16 is drawn twice as often."""
+HEAD_SIZES = (32, 64, 64, 80, 96, 128, 128, 128, 256)
+LEAST_TOKENS, MAX_TOKENS, LEAST_PRODUCTS, MAX_PRODUCTS = 32, 1024, 16, 512
+MIN_BATCHED_BYTES, MAX_BATCHED_BYTES = 4 << 20, 384 << 20
+
+
+def _work(rng: random.Random, m: int, n: int, k: int, batch: int, layouts: Sequence[str]) -> Work:
+    """Return a problem with a drawn layout and type. If m is contiguous in A, it is a multiple of 8."""
+    layout, dtype = rng.choice(layouts), rng.choice(DTYPES)
+    m = m if layout[0] == "t" else -(-m // 8) * 8
+    return Work(m, n, k, batch, layout, dtype_a=dtype, dtype_b=dtype, dtype_d=dtype)
+
+
+def attention_problems(count: int, seed: int) -> Iterator[Work]:
+    """Yield distinct batched products of attention: scores (tokens, keys, head size), or values (tokens, head size, keys)."""
+    rng, seen = random.Random(seed), set()
+    while len(seen) < count:
+        batch, size = log_uniform(rng, LEAST_PRODUCTS, MAX_PRODUCTS, 8), rng.choice(HEAD_SIZES)
+        keys = log_uniform(rng, LEAST_TOKENS, MAX_TOKENS, rng.choice((8, 64, 128)))
+        tokens = keys if rng.random() < 0.6 else log_uniform(rng, 1, keys, 1)
+        n, k = (keys, size) if rng.random() < 0.5 else (size, keys)
+        work = _work(rng, tokens, n, k, batch, LAYOUTS)
+        size_bytes = 2 * batch * (work.m * k + n * k + work.m * n)
+        if work not in seen and MIN_BATCHED_BYTES <= size_bytes < MAX_BATCHED_BYTES:
+            seen.add(work)
+            yield work
+
+
+def layout_problems(count: int, seed: int) -> Iterator[Work]:
+    """Yield the drawn problems of `problems` in other layouts than tn."""
+    rng = random.Random(seed)
+    for work in problems(count, seed):
+        yield _work(rng, work.m, work.n, work.k, 1, LAYOUTS[1:])
+
+
+def work_of(problem: Mapping[str, Any]) -> Work:
+    """Return the problem of an entry of a file of times."""
+    dtype = problem.get("dtype", "f16")
+    return Work(*problem["extents"], layout=problem.get("layout", "tn"), dtype_a=dtype, dtype_b=dtype, dtype_d=dtype)
+
+
+DRAWS = {"layers": problems, "attention": attention_problems, "layouts": layout_problems}
+
+
 def label(symbol: str, options: LaunchOptions | None) -> str:
     """Return the name of a contender: its symbol, then `@splits/whole_tiles` if its launches decide the splits."""
     return f"{symbol}@{options.splits}/{options.whole_tiles}" if options else symbol
@@ -140,8 +192,8 @@ def _selector(library: Path, target: Target) -> Selector:
 
 def candidates(library: Path, target: Target, work: Work) -> list[Choice]:
     """Return the kernels to measure, the selected one first, the others by their estimates."""
-    ranked = _selector(library, target).ranked(SelectionQuery.dense(Kind(), work.extents))
-    longest = MAX_ESTIMATE * min(choice.clocks for choice in ranked)
+    ranked = _selector(library, target).ranked(SelectionQuery.dense(work.kind, work.extents))
+    longest = (MAX_ESTIMATE if work.batch == 1 else MAX_BATCHED_ESTIMATE) * min(choice.clocks for choice in ranked)
     return [ranked[0], *(choice for choice in ranked[1:] if choice.clocks <= longest)][:MAX_CANDIDATES]
 
 
@@ -154,6 +206,7 @@ def main() -> None:
 @click.argument("library", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--problems", "count", default=100, show_default=True, help="Number of problems.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the problems.")
+@click.option("--draw", "drawn", default="layers", type=click.Choice([*DRAWS]), help="Which problems to draw.")
 @click.option("--align", default="8", type=click.Choice(["1", "2", "4", "8"]), help="Alignment in elements. 8 is full.")
 @click.option(
     "--again", type=click.Path(path_type=Path, exists=True), help="Measure the problems of this file again instead."
@@ -164,13 +217,22 @@ def main() -> None:
 @click.option("--budget", default=300.0, show_default=True, help="Seconds after which no problem is begun.")
 @click.option("--json", "path", type=click.Path(path_type=Path), required=True, help="Where to write the times.")
 def measure(
-    library: Path, count: int, seed: int, align: str, again: Path | None, below: float, budget: float, path: Path
+    library: Path,
+    count: int,
+    seed: int,
+    drawn: str,
+    align: str,
+    again: Path | None,
+    below: float,
+    budget: float,
+    path: Path,
 ) -> None:
     """Time the kernels of a library on drawn problems."""
     device, opened = open_device(), open_library(library)
-    works, target = list(problems(count, seed, int(align))), Target.of(device)
+    works = list(problems(count, seed, int(align)) if drawn == "layers" else DRAWS[drawn](count, seed))
+    target, protocol = Target.of(device), PROTOCOL if drawn != "attention" else replace(PROTOCOL, duty=BATCHED_DUTY)
     if again:
-        works = [Work(*one["extents"]) for one in json.loads(again.read_text())["problems"] if best_ratio(one) < below]
+        works = [work_of(one) for one in json.loads(again.read_text())["problems"] if best_ratio(one) < below]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # an estimate of all kernels takes 0.4 s
         ranked_of = list(pool.map(partial(candidates, library, target), works, chunksize=8))
     began = time.perf_counter()
@@ -183,13 +245,13 @@ def measure(
     with ExitStack() as stack:
         watchdog = Watchdog(path, 120.0)
         stack.callback(watchdog.stop)
-        context = open_context(device, PROTOCOL, seed, watchdog, stack)
+        context = open_context(device, protocol, seed, watchdog, stack)
         baseline = CublasLt(device)
         for number, (work, ranked) in enumerate(zip(works, ranked_of, strict=True), 1):
             if time.perf_counter() - began > budget:
                 click.echo(f"budget of {budget:g} s: {number - 1} of {len(works)} problems measured", err=True)
                 break
-            query = SelectionQuery.dense(Kind(), work.extents)
+            query = SelectionQuery.dense(work.kind, work.extents)
             try:
                 with open_race(work, context) as (race, own):
                     for choice in ranked:
@@ -209,7 +271,8 @@ def measure(
                 continue
             document["problems"].append(
                 {
-                    "extents": [work.m, work.n, work.k],
+                    "extents": [work.m, work.n, work.k] if drawn == "layers" else [*work.extents],
+                    **({} if drawn == "layers" else {"layout": work.layout, "dtype": work.dtype_a}),
                     "selected": label(ranked[0].symbol, ranked[0].options),
                     "us": {symbol: round(1e3 * ms, 3) for symbol, ms in ours.items() if symbol in race.launches},
                     "baseline_us": {name: round(1e3 * ms, 3) for name, ms in theirs.items()},
@@ -219,7 +282,7 @@ def measure(
             path.write_text(json.dumps(document) + "\n", encoding="utf-8")
             first, chosen = theirs.get("cublaslt#0"), ours.get(label(ranked[0].symbol, ranked[0].options), math.nan)
             click.echo(
-                f"[{number}/{len(works)}] {work.shape} best {1e3 * ours[best]:.1f} us {best}  "
+                f"[{number}/{len(works)}] {work.key} best {1e3 * ours[best]:.1f} us {best}  "
                 f"first {first / ours[best] if first else 0:.3f} best {min(theirs.values()) / ours[best]:.3f}  "
                 f"selected {chosen / ours[best]:.3f}{'  WRONG ' + wrong if wrong else ''}",
                 err=True,

@@ -10,7 +10,17 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.catalog_choice import MAX_BYTES, MAX_FLOPS, choose_kernels, losses, main, problems
+from benchmarks.catalog_choice import (
+    DRAWS,
+    MAX_BATCHED_BYTES,
+    MAX_BYTES,
+    MAX_FLOPS,
+    choose_kernels,
+    losses,
+    main,
+    problems,
+    work_of,
+)
 
 TIMES = st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(1.0, 1e4), min_size=1), min_size=1, max_size=12)
 
@@ -48,6 +58,29 @@ def test_problems_are_off_alignment_as_asked(align: int) -> None:
     drawn = list(problems(40, 1, align))
     assert all(min(extent & -extent for extent in (work.n, work.k)) == align for work in drawn)
     assert any(work.n % 8 == 0 for work in drawn) and any(work.k % 8 == 0 for work in drawn)
+
+
+@given(st.integers(0, 2**32))
+def test_drawn_problems_of_attention_are_batched_and_need_no_unaligned_kernel(seed: int) -> None:
+    drawn = list(DRAWS["attention"](12, seed))
+    assert len(set(drawn)) == 12 and drawn == list(DRAWS["attention"](12, seed))
+    for work in drawn:
+        row_of_a = work.k if work.layout[0] == "t" else work.m
+        assert work.batch >= 16 and not (row_of_a % 8 or work.n % 8 or work.k % 8)
+        assert 2 * work.batch * (work.m * work.k + work.n * work.k + work.m * work.n) < MAX_BATCHED_BYTES
+
+
+def test_other_layouts_are_drawn_on_the_problems_of_tn() -> None:
+    drawn = list(DRAWS["layouts"](60, 3))
+    assert {work.layout for work in drawn} == {"tt", "nn", "nt"} and {work.dtype_a for work in drawn} == {"f16", "bf16"}
+    assert [(work.n, work.k) for work in drawn] == [(work.n, work.k) for work in problems(60, 3)]
+    assert all(work.m % 8 == 0 for work in drawn if work.layout[0] == "n")
+
+
+@pytest.mark.parametrize("draw", [*DRAWS])
+def test_a_drawn_problem_can_be_measured_again_from_its_entry(draw: str) -> None:
+    for work in DRAWS[draw](20, 5):
+        assert work_of({"extents": work.extents, "layout": work.layout, "dtype": work.dtype_a}) == work
 
 
 def test_the_report_is_of_problems_that_the_choice_did_not_see(tmp_path: Path) -> None:
