@@ -188,6 +188,33 @@ def pointers(blas: Blas) -> Results:
     return results
 
 
+def captured(blas: Blas) -> Results:
+    """While a graph is captured, one launch reads the arrays of pointers on the GPU."""
+    results: Results = []
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.fake_launches.restype = ctypes.c_long
+    stream = ctypes.c_void_p(64)
+    assert blas.call("cublasSetStream_v2", blas.handle, stream) == SUCCESS
+    for (dtype, out, compute), beta in itertools.product(COMBINATIONS, (0.0, 2.0)):
+        a, b, product = operands(dtype, T, N, batch=3)
+        c = np.concatenate([encoded(np.ones((M, N_)), out).ravel("F")] * 3)
+        wanted = 0.5 * product[[2, 0, 1]] + beta
+        arrays = [
+            np.array([x.ctypes.data + i * size * x.itemsize for i in order], np.uint64)
+            for x, size, order in ((a, M * K, (2, 0, 1)), (b, K * N_, (2, 0, 1)), (c, M * N_, (0, 1, 2)))
+        ]
+        before = driver.fake_launches()
+        driver.fake_capture(stream)
+        status = blas.call(
+            "cublasGemmBatchedEx", blas.handle, T, N, M, N_, K, scalar(0.5, compute), arrays[0], dtype, K, arrays[1], dtype, K,
+            scalar(beta, compute), arrays[2], out, M, 3, compute, -1,
+        )  # fmt: skip
+        driver.fake_capture(None)
+        check(results, f"{dtype} {out} {compute} {beta}", status, c, out, wanted)
+        results.append((f"{dtype} {out} {compute} {beta}, launches", 1, driver.fake_launches() - before))
+    return results
+
+
 def edges(blas: Blas) -> Results:
     """Empty products, k of 0, alpha of 0 over NaN, and strides that only cuBLAS allows."""
     results: Results = []
@@ -422,6 +449,7 @@ TRIALS: dict[str, Callable[[Blas], Results]] = {
     "products": products,
     "forms": forms,
     "pointers": pointers,
+    "captured": captured,
     "edges": edges,
     "statuses": statuses,
     "settings": settings,

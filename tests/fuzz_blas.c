@@ -1,5 +1,6 @@
 /* Calls the functions of cuBLAS with random arguments, and compares statuses with a second statement of the rules.
  * `fuzz_blas CALLS [SEED]` */
+#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -168,6 +169,8 @@ int main(int count, char **words) {
   long statuses[16] = {0};
   char *const memory = aligned_alloc(4096, 1 << 20);
   void *arrays[3][8], *handle;
+  void *const driver = dlopen("libcuda.so.1", RTLD_NOW);
+  void (*const capture)(void *) = (void (*)(void *))dlsym(driver, "fake_capture");
   static Lt lt;
   state = count > 2 ? strtoull(words[2], NULL, 10) | 1 : 88172645463325252u;
   if (memory == NULL || cublasCreate_v2(&handle) != 0) return 2;
@@ -201,9 +204,12 @@ int main(int count, char **words) {
     } else if (act == 7) {
       plain = 1, status = cublasSgemm_v2_64(given, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
     } else if (act == 8) {
+      void *const stream = (void *)(uintptr_t)(draw(4) * 16); /* perhaps that of the handle: then a graph is captured */
+      if (stream != NULL) capture(stream);
       status = cublasGemmBatchedEx_64(given, ta, tb, m, n, k, alpha, (void const *const *)arrays[0], ty, lda,
                                       (void const *const *)arrays[1], type_b, ldb, beta, arrays[2], type_c, ldc, batch, compute,
                                       algorithm);
+      if (stream != NULL) capture(NULL);
     } else if (act == 9) {
       status = cublasGemmStridedBatchedEx(given, ta, tb, m, n, k, alpha, a, ty, lda, PICK(strides), b, type_b, ldb, PICK(strides),
                                           beta, c, type_c, ldc, PICK(strides), batch, compute, algorithm);

@@ -66,7 +66,9 @@ LIGHT = ("lt_products", "lt_statuses", "lt_descriptors", "lt_heuristics")
 """Trials of cuBLASLt."""
 
 
-@pytest.mark.parametrize("trial", ["products", "forms", "pointers", "edges", "statuses", "settings", "imports", *LIGHT])
+@pytest.mark.parametrize(
+    "trial", ["products", "forms", "pointers", "captured", "edges", "statuses", "settings", "imports", *LIGHT]
+)
 def test_calls_compute_and_have_the_status_that_cublas_documents(blas: Path, trial: str) -> None:
     results = json.loads(tried(blas, trial).stdout)
     assert results and not [result for result in results if result[1] != result[2]]

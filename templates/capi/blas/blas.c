@@ -361,13 +361,21 @@ static float scalar(void const *pointer, int half) {
   return from_half(bits);
 }
 
+/* Tells whether the stream is captured in a graph. Then device memory cannot be read. */
+static int is_captured(hgemm_blas_handle *handle) {
+  int captured = 1, pushed;
+  if (hgemm_enter(handle->device->handle, &pushed) != HGEMM_OK) return 1;
+  if (handle->device->handle->cuda->is_capturing(handle->stream, &captured) != 0) captured = 1;
+  hgemm_leave(handle->device->handle, pushed);
+  return captured != 0;
+}
+
 /* Waits for the stream and copies from device memory. Returns 0 while the stream is captured, or if the copy fails. */
 static int read_device(hgemm_blas_handle *handle, void *to, void const *from, size_t bytes) {
   hgemm_driver const *const cuda = handle->device->handle->cuda;
-  int captured = 1, pushed, done;
-  if (more.read == NULL || hgemm_enter(handle->device->handle, &pushed) != HGEMM_OK) return 0;
-  done = cuda->is_capturing(handle->stream, &captured) == 0 && !captured && cuda->wait_for_stream(handle->stream) == 0 &&
-         more.read(to, (uintptr_t)from, bytes) == 0;
+  int pushed, done;
+  if (more.read == NULL || is_captured(handle) || hgemm_enter(handle->device->handle, &pushed) != HGEMM_OK) return 0;
+  done = cuda->wait_for_stream(handle->stream) == 0 && more.read(to, (uintptr_t)from, bytes) == 0;
   hgemm_leave(handle->device->handle, pushed);
   return done;
 }
@@ -459,7 +467,7 @@ int hgemm_blas_compute(hgemm_blas_handle *handle, hgemm_blas_product const *p, h
     problem.workspace = NULL, problem.workspace_bytes = 0;
   }
   if (status == BLAS_FORWARD && hgemm_blas_simt_serves(p)) {
-    status = hgemm_blas_simt(handle, &problem);
+    status = hgemm_blas_simt(handle, &problem, BLAS_STRIDED);
     if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_SIMT, NULL);
   }
   return status;
@@ -496,6 +504,15 @@ static int compute_each(hgemm_blas_handle *handle, hgemm_blas_product const *p, 
   return status;
 }
 
+/* Computes all products in one launch that reads the pointers on the GPU. Kernels on tensor cores need them on the host. */
+static int compute_captured(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
+                            float beta) {
+  hgemm_problem const problem = hgemm_blas_problem(p, types, alpha, beta);
+  int const status = hgemm_blas_simt(handle, &problem, BLAS_POINTERS);
+  if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_SIMT, NULL);
+  return status;
+}
+
 /* Reads the arrays of pointers, and computes each product. The real cuBLAS need not wait for the arrays, so it comes first. */
 static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
                             float beta) {
@@ -504,6 +521,7 @@ static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const 
   int status = BLAS_FORWARD;
   if (hgemm_blas_real("cublasGemmBatchedEx") != NULL) return BLAS_FORWARD;
   if (p->a == NULL || p->b == NULL || p->c == NULL) return BLAS_INVALID_VALUE;
+  if (is_captured(handle)) return compute_captured(handle, p, types, alpha, beta);
   if ((pointers = malloc(3 * bytes)) == NULL) return BLAS_ALLOC_FAILED;
   if (read_device(handle, pointers, p->a, bytes) && read_device(handle, pointers + count, p->b, bytes) &&
       read_device(handle, pointers + 2 * count, p->c, bytes)) {

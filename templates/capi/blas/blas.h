@@ -164,8 +164,9 @@ int hgemm_blas_simt_serves(hgemm_blas_product const *product);
 int hgemm_blas_compute(hgemm_blas_handle *handle, hgemm_blas_product const *product, hgemm_blas_types types, float alpha,
                        float beta);
 
-/* Launches the kernel without tensor instructions. Returns a status, or BLAS_FORWARD if there is no such kernel. */
-int hgemm_blas_simt(hgemm_blas_handle *handle, hgemm_problem const *problem);
+/* Launches the kernel without tensor instructions. Returns a status, or BLAS_FORWARD if there is no such kernel. With the form
+ * BLAS_POINTERS, a, b, c and d of the problem are arrays of pointers in device memory. */
+int hgemm_blas_simt(hgemm_blas_handle *handle, hgemm_problem const *problem, int form);
 
 /* Returns the expression with this hash that kernels of this library have, or null. */
 hgemm_epilogue const *hgemm_blas_expression(char const *hash);

@@ -34,7 +34,7 @@ typedef struct Parameter { /* Problem of simt.cu */
   float alpha, beta;
   uint32_t splits, whole_tiles;
   int32_t raster_tiles;
-  uint32_t bias_kind;
+  uint32_t pointers;
 } Parameter;
 
 typedef char parameter_has_160_bytes[sizeof(Parameter) == 160 ? 1 : -1];
@@ -55,12 +55,13 @@ static int load(hgemm_blas_device *device) {
   return BLAS_SUCCESS;
 }
 
-static int launch(hgemm_blas_device *device, uint32_t index, hgemm_problem const *p, void *stream) {
+static int launch(hgemm_blas_device *device, uint32_t index, hgemm_problem const *p, int form, void *stream) {
   hgemm_driver const *const cuda = device->handle->cuda;
   uint64_t const tiles = (uint64_t)((p->m - 1) / TILE + 1) * (uint64_t)((p->n - 1) / TILE + 1);
   Parameter parameter = {(uintptr_t)p->a, (uintptr_t)p->b, (uintptr_t)p->c, (uintptr_t)p->d, 0, 0, p->lda, p->ldb, p->ldc,
                          p->ldd, {p->batch_stride_a, p->batch_stride_b, p->batch_stride_c, p->batch_stride_d, 0},
-                         (int32_t)p->m, (int32_t)p->n, (int32_t)p->k, (int32_t)p->batch, p->alpha, p->beta, 1, 0, 0, 0};
+                         (int32_t)p->m, (int32_t)p->n, (int32_t)p->k, (int32_t)p->batch, p->alpha, p->beta, 1, 0, 0,
+                         form == BLAS_POINTERS};
   void *parameters[1] = {&parameter};
   hgemm_launch_config const config = {(unsigned)(tiles * (uint64_t)p->batch), 1, 1, THREADS, 1, 1, SMEM_BYTES, stream, NULL, 0};
   if (tiles > INT32_MAX || tiles * (uint64_t)p->batch > INT32_MAX) return BLAS_FORWARD;
@@ -69,7 +70,7 @@ static int launch(hgemm_blas_device *device, uint32_t index, hgemm_problem const
              : BLAS_EXECUTION_FAILED;
 }
 
-int hgemm_blas_simt(hgemm_blas_handle *handle, hgemm_problem const *p) {
+int hgemm_blas_simt(hgemm_blas_handle *handle, hgemm_problem const *p, int form) {
   static int64_t const most = INT32_MAX - TILE;
   hgemm_blas_device *const device = handle->device;
   hgemm_driver const *const cuda = device->handle->cuda;
@@ -87,7 +88,7 @@ int hgemm_blas_simt(hgemm_blas_handle *handle, hgemm_problem const *p) {
     cuda->exchange_capture_mode(&mode);
     pthread_mutex_unlock(&device->loading);
   }
-  if (status == BLAS_SUCCESS) status = launch(device, index, p, handle->stream);
+  if (status == BLAS_SUCCESS) status = launch(device, index, p, form, handle->stream);
   hgemm_leave(device->handle, pushed);
   return status;
 }

@@ -18,7 +18,7 @@ struct Problem {  // hgemm::Problem of common/problem.cuh
   float alpha, beta;
   uint32_t splits, whole_tiles;
   int32_t raster_tiles;
-  uint32_t bias_kind;
+  uint32_t pointers;  // bias_kind there. 1: a, b, c and d are arrays of addresses, one for each matrix of the batch
 };
 
 struct f16 {
@@ -58,6 +58,12 @@ __device__ void copy_tile(float (&to)[TILE_K][TILE + 4], T const* from, int64_t 
   }
 }
 
+// Returns the matrix of a batch.
+template <class T>
+__device__ T* matrix(T* first, int64_t stride, int64_t layer, uint32_t pointers) {
+  return pointers ? reinterpret_cast<T* const*>(first)[layer] : first + layer * stride;
+}
+
 template <bool A_BY_K, bool B_BY_K, class In, class Out>
 __device__ void multiply(Problem const& p) {
   __shared__ float a_tile[TILE_K][TILE + 4], b_tile[TILE_K][TILE + 4];
@@ -66,10 +72,10 @@ __device__ void multiply(Problem const& p) {
   int64_t const layer = blockIdx.x / (static_cast<uint32_t>(tiles_m) * tiles_n);
   int const row = tile / tiles_n * TILE, column = tile % tiles_n * TILE;
   int const i0 = threadIdx.x / 16 * PER_THREAD, j0 = threadIdx.x % 16 * PER_THREAD;
-  In const* const a = static_cast<In const*>(p.a) + layer * p.batch_stride_a;
-  In const* const b = static_cast<In const*>(p.b) + layer * p.batch_stride_b;
-  Out const* const c = static_cast<Out const*>(p.c) + layer * p.batch_stride_c;
-  Out* const d = static_cast<Out*>(p.d) + layer * p.batch_stride_d;
+  In const* const a = matrix(static_cast<In const*>(p.a), p.batch_stride_a, layer, p.pointers);
+  In const* const b = matrix(static_cast<In const*>(p.b), p.batch_stride_b, layer, p.pointers);
+  Out const* const c = matrix(static_cast<Out const*>(p.c), p.batch_stride_c, layer, p.pointers);
+  Out* const d = matrix(static_cast<Out*>(p.d), p.batch_stride_d, layer, p.pointers);
   float sums[PER_THREAD][PER_THREAD] = {};
 
   for (int k = 0; k < p.k; k += TILE_K) {
