@@ -3,9 +3,10 @@
 \b
     python -m benchmarks.call_overhead python --library emitted --json FILE
     python -m benchmarks.call_overhead c --library emitted --json FILE
+    python -m benchmarks.call_overhead blas --export build/hgemm --cublas FOLDER --json FILE
 
 `python` times the ways to call a kernel from Python, on tensors of torch. `c` exports the library, builds
-benchmarks/call_overhead.c with the C compiler, and runs it.
+benchmarks/call_overhead.c with the C compiler, and runs it. `blas` times calls of libhgemm_blas.so beside cuBLAS's.
 """
 
 from __future__ import annotations
@@ -203,6 +204,41 @@ def c_command(library: Path, paper: bool, json_path: Path | None) -> None:
         "run_over_bare_ns": round(statistics.median(over), 1),
         "run_over_bare_spread_ns": round(quartiles[2] - quartiles[0], 1),
     }
+    text = json.dumps(found, indent=1)
+    click.echo(text)
+    if json_path:
+        json_path.write_text(text + "\n")
+
+
+@main.command("blas")
+@click.option("--export", "exported", type=click.Path(path_type=Path), required=True, help="An export with --blas.")
+@click.option("--cublas", type=click.Path(path_type=Path), required=True, help="A folder with libcublas.so.13 or .12.")
+@_JSON
+def blas_command(exported: Path, cublas: Path, json_path: Path | None) -> None:
+    """Time calls of libhgemm_blas.so and of cuBLAS, in nanoseconds, in turns."""
+    real = next((cublas / name for name in ("libcublas.so.13", "libcublas.so.12") if (cublas / name).exists()), None)
+    if real is None:
+        sys.exit(f"{cublas} has no libcublas.so.13 or libcublas.so.12")
+    with tempfile.TemporaryDirectory() as temporary:
+        built = Path(temporary) / "blas_overhead"
+        source = ROOT / "benchmarks" / "blas_overhead.c"
+        subprocess.run(["cc", "-std=c99", "-O2", source, "-o", built, "-ldl"], check=True)
+        command = [built, exported.resolve() / "lib" / "libhgemm_blas.so", real.resolve()]
+        env = {**os.environ, "HGEMM_BLAS_FALLBACK": "none"}
+        lines = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    plain, batched, real_plain, real_batched = zip(*(map(float, line.split()) for line in lines), strict=True)
+    found = {"device": open_device().name, "host": platform.processor() or platform.machine(), "rounds": len(lines)}
+    found |= {"date": datetime.date.today().isoformat(), "cublas": real.resolve().name, "functions": {}}
+    for name, ours, theirs in (
+        ("cublasGemmEx", plain, real_plain),
+        ("cublasGemmStridedBatchedEx", batched, real_batched),
+    ):
+        over = [first - second for first, second in zip(ours, theirs, strict=True)]
+        found["functions"][name] = {
+            "hgemm_ns": round(statistics.median(ours), 1),
+            "cublas_ns": round(statistics.median(theirs), 1),
+            "over_cublas_ns": round(statistics.median(over), 1),
+        }
     text = json.dumps(found, indent=1)
     click.echo(text)
     if json_path:
