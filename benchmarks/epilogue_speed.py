@@ -4,7 +4,8 @@
 
 Builds what is missing. Each problem has three contenders of ours: `plain` is the fastest kernel without an epilogue; `same` is the
 kernel without one that is otherwise equal to `fused`. `eager` and `compiled` are torch's. Rounds alternate. Above 1,
-`fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed.
+`fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed. `over` is the time of
+`fused` over that of `plain` and `copied`.
 A gallery has each function of examples/epilogues.py on one product, beside the plain kernel of the same tile.
 Units: microseconds.
 """
@@ -37,7 +38,7 @@ LAYERS = {"up": (INNER, HIDDEN), "down": (HIDDEN, INNER), "gate_up": (2 * INNER,
 TILES = (
     {"tile": "128x256x64", "cooperation": "cooperative", "cluster": ["2x1", "1x1"]},
     {"tile": "256x128x64", "cooperation": "cooperative", "cluster": "2x1"},
-    {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "2x1"},
+    {"tile": "128x128x64", "cooperation": ["pingpong", "cooperative"], "cluster": "2x1"},
     {"tile": "128x192x64", "cooperation": "cooperative", "cluster": "1x1"},
 )
 GALLERY_TILE = {"tile": "128x256x64", "cooperation": "cooperative", "cluster": "2x1"}
@@ -225,6 +226,7 @@ def time_layer(kernels: Mapping[str, list[Any]], name: str, text: str, m: int, c
         check(f"{name} {text}, compiled", runs["compiled"](0), eager(0))
         print(f"compiled {name} {m} in {time.monotonic() - began:.0f} s", flush=True)
     times = timed(runs, layer.sets, layer.guess_us, ROUNDS)
+    copied = copied_us(read_bytes(layer.epilogue, m, layer.n))
     return {
         "layer": name,
         "epilogue": text,
@@ -234,13 +236,14 @@ def time_layer(kernels: Mapping[str, list[Any]], name: str, text: str, m: int, c
         "kernels": {"fused": fused.symbol, "plain": plain.symbol, "same": same.symbol},
         "us": {one: round(statistics.median(found), 2) for one, found in times.items()},
         "ratios": {one: _ratio(times[one], times["fused"]) for one in runs if one != "fused"},
-        "copied": round(copied_us(read_bytes(layer.epilogue, m, layer.n)), 2),
+        "copied": round(copied, 2),
+        "over": _ratio(times["fused"], [one + copied for one in times["plain"]]),
     }
 
 
-def _ratio(other: list[float], fused: list[float]) -> list[float]:
+def _ratio(above: list[float], below: list[float]) -> list[float]:
     """Return the median of the paired ratio, and its least and largest value."""
-    ratios = [x / y for x, y in zip(other, fused, strict=True)]
+    ratios = [x / y for x, y in zip(above, below, strict=True)]
     return [round(value, 4) for value in (statistics.median(ratios), min(ratios), max(ratios))]
 
 
@@ -263,6 +266,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="of measurements; the rest of the problems is skipped"
     )
+    parser.add_argument("--part", choices=["layers", "gallery", "compiled"], help="measure this part only")
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -282,10 +286,13 @@ def main() -> None:
     problems = [
         (name, text, m, False) for m in TOKENS for name, text in (("up", LINEAR), ("down", LINEAR), ("gate_up", SWIGLU))
     ]
-    parts = (("layers", (time_layer(kernels, *one) for one in problems)), ("gallery", gallery(kernels)))
     wanted = [(name, text, m) for m in COMPILED_TOKENS for name, text in (("down", LINEAR), ("gate_up", SWIGLU))]
-    tuned = (time_layer(kernels, *one, True) for one in wanted)
-    for part, rows in (*parts, ("layers", tuned)):
+    parts = {
+        "layers": ("layers", (time_layer(kernels, *one) for one in problems)),
+        "gallery": ("gallery", gallery(kernels)),
+        "compiled": ("layers", (time_layer(kernels, *one, True) for one in wanted)),
+    }
+    for part, rows in [parts[args.part]] if args.part else parts.values():
         while time.monotonic() < end and (row := next(rows, None)):
             found[part].append(row)
             print(json.dumps(row), flush=True)

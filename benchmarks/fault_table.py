@@ -1247,6 +1247,12 @@ _RESULTS = "y = acc + 1.5 + bias; (y, f32(y * 0.5), row_max(y), row_sum(y))"
 RESULTS = {"arch": "sm_80", "tile": "64x64x32", "epilogue": _RESULTS}
 RESULTS_DIRECT = {**RESULTS, "store": "direct"}
 RESULTS_90 = {"arch": "sm_90a", "tile": "64x24x64", "epilogue": _RESULTS}
+AHEAD_90 = {
+    "arch": "sm_90a",
+    "tile": "64x128x64",
+    "cluster": "1x1",
+    "epilogue": "residual: Matrix; relu(acc + bias) + residual",
+}
 SEVERAL_TILES = "65x150x40,33x41x40@2"
 PAIRED_SHAPES = "32x64x80,33x48x75@2"
 RAGGED_BATCHES = "33x41x40,33x41x40@2,33x41x40,33x41x40@3"
@@ -1329,6 +1335,27 @@ EXPRESSIONS = (
         EXPRESSION_90,
         "65x25x70",
         ("bounds",),
+    ),
+    Fault(
+        "wgmma: the inputs of the second subtile for the first",
+        At("gemm", "epilogue.load(first, 0").argument(1, "1"),
+        AHEAD_90,
+        "65x150x70",
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: ping-pong: the inputs of the second subtile for the first",
+        At("gemm", "epilogue.load(first, 0").argument(1, "1"),
+        {**AHEAD_90, "cooperation": "pingpong"},
+        "65x150x70",
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: the inputs of a subtile for the next",
+        At("Epilogue::run_loop", "load(next, index + 1").argument(1, "index"),
+        AHEAD_90,
+        "65x150x70",
+        (NUMBERS,),
     ),
     Fault(
         "a gated pair: the gate for both factors",

@@ -107,7 +107,9 @@ def kernels_folder(work: Path, library: Path) -> Path:
     for link in (package / "c" / "lib").glob("*.so"):
         library_file = link.readlink()
         link.unlink()
-        link.write_text(f"INPUT({library_file})\n")  # a linker script: a wheel cannot hold links, and would have the file twice
+        link.write_text(
+            f"INPUT({library_file})\n"
+        )  # a linker script: a wheel cannot hold links, and would have the file twice
     return folder
 
 

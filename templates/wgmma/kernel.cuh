@@ -62,6 +62,20 @@ struct ConsumerThreads {
   }
 };
 
+// The inputs of an expression for the first subtile of a tile. Kernels whose CTAs compute whole tiles load them before the k loop
+// ends.
+template <class Policy, bool LOADS = Epilogue<Policy>::template loads_ahead<Policy>() &&
+                                     (Policy::schedule == Schedule::one_tile || Policy::schedule == Schedule::persistent)>
+struct FirstInputs {
+  static constexpr bool loads = false;
+  struct Type {};
+};
+template <class Policy>
+struct FirstInputs<Policy, true> {
+  static constexpr bool loads = true;
+  using Type = typename Epilogue<Policy>::template SubtileInputs<Policy>;
+};
+
 // The tile and the k-tiles of one CTA. Its cluster's work determines them.
 template <class Policy>
 struct CtaWork {
@@ -159,6 +173,13 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
       // wgmma does not read these zeros, but ptxas does not know that. Without them, ptxas assumes that wgmma may read the
       // accumulators of the previous tile, and keeps their registers reserved between the mainloops of two tiles.
       if constexpr (is_stream_k<Policy> || is_at_launch<Policy>) accumulators.clear();
+      // The inputs of the first subtile, if the loads of an expression run ahead. Ping-pong loads them while the other consumer
+      // multiplies.
+      [[maybe_unused]] typename FirstInputs<Policy>::Type first;
+      [[maybe_unused]] auto const load_first = [&] {
+        if constexpr (FirstInputs<Policy>::loads) epilogue.load(first, 0, work.batch, mine.m_first + m_offset, mine.n_first);
+      };
+      if constexpr (Policy::pingpong) load_first();
       mainloop.order_wait(consumer);
       [[maybe_unused]] AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n), of all parts of k
       if constexpr (adds_parts<Policy>()) {
@@ -174,6 +195,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
           mainloop.multiply(accumulators, m_offset, k_range(mine.k.count, split).count);
           sums.add(accumulators);
         }
+      } else if constexpr (FirstInputs<Policy>::loads && !Policy::pingpong) {
+        mainloop.multiply(accumulators, m_offset, mine.k.count, load_first);
       } else {
         mainloop.multiply(accumulators, m_offset, mine.k.count);
       }
@@ -222,7 +245,11 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         InCluster::exchange(accumulators, &shared.mainloop, shared.barriers.order, work.split);
         epilogue.template run_share<InCluster>(&shared.mainloop, work.split, work.batch, mine.m_first + m_offset, mine.n_first);
       } else {
-        epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
+        if constexpr (FirstInputs<Policy>::loads) {
+          epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first, first);
+        } else {
+          epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
+        }
         if constexpr (reductions_of<Policy> > 0) {
           RowReduction<Policy, Accumulators, Threads, Policy::tile_n>::finish(
               problem, work.batch, mine.m_first, mine.n_first, shared.is_last[Policy::pingpong ? consumer : 0]);

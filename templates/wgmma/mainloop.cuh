@@ -120,8 +120,10 @@ struct Mainloop : PipelineOf<Policy>::Type {
 
   // ---- Consumers: warpgroups --------------------------------------------------------------------------------------
 
-  // Multiplies rows [m_offset, m_offset + consumer_m) of the CTA tile over the next k_tiles stages.
-  HGEMM_DEVICE void multiply(WarpgroupAccumulators<Policy>& accumulators, int m_offset, int k_tiles) {
+  // Multiplies rows [m_offset, m_offset + consumer_m) of the CTA tile over the next k_tiles stages. Each of `during` runs while the
+  // last products are in flight.
+  template <class... During>
+  HGEMM_DEVICE void multiply(WarpgroupAccumulators<Policy>& accumulators, int m_offset, int k_tiles, During const&... during) {
     uint32_t const a_first = A::place(shared.a[0]) + A::step(64, 0) * (m_offset / 64);
     uint32_t const b_first = B::place(shared.b[0]);
     uint32_t a = a_first + state.stage * (A::bytes / 16), b = b_first + state.stage * (B::bytes / 16);
@@ -146,6 +148,7 @@ struct Mainloop : PipelineOf<Policy>::Type {
       a = state.stage == 0 ? a_first : a + A::bytes / 16;
       b = state.stage == 0 ? b_first : b + B::bytes / 16;
     }
+    (during(), ...);
     atoms::wgmma_wait<0>();
     if (k_tiles > 0) consumer_release(previous);
   }
