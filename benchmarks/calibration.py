@@ -6,16 +6,16 @@
     python -m benchmarks.calibration judge benchmarks/data/space_*.json
     python -m benchmarks.calibration fit benchmarks/data/space_*.json      # writes hgemm/model/calibrated.json
 
-Each kernel gets a factor for each term of its estimate. The terms that all kernels share are fitted first; then each kernel's own
-are, pulled towards them. What all kernels of a problem have in common is left out, since it changes no order. The level of all
-estimates is then set to that of the model. `judge` fits in folds. A loss is the time of the kernel with the lowest estimate over
-the lowest time of the space, less 1.
+Each kernel gets a factor for each term of its estimate. Factors that all kernels share are fitted first. Those of each group of
+similar kernels follow, pulled towards them, and then those of each kernel, pulled towards its group's. What all kernels of a
+problem have in common is left out, since it changes no order. The level of all estimates is then set to that of the model.
+`judge` fits in folds. A loss is the time of the kernel with the lowest estimate over the lowest time of the space, less 1.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -42,6 +42,7 @@ from hgemm.model.calibrated import (
     Words,
     calibration,
     document_of,
+    group_of,
     identity,
     parse_calibration,
 )
@@ -106,7 +107,7 @@ def in_lines(document: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {lines(value)}" for name, value in document.items()) + "\n}\n"
 
 
-NONE = Calibration((), 0, STATE, "", (), (), {})
+NONE = Calibration((), 0, STATE, "", (), (), {}, {})
 """A calibration that corrects nothing."""
 
 
@@ -232,23 +233,37 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
 
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
-SHARED_SPREAD, OWN_SPREAD, NOISE = 0.5, 0.5, 0.04
-"""Expected logarithms of the shared factors, of a kernel's own beside them, and of a time. Source: cross-validation."""
+NOISE = 0.04
+"""Expected logarithm of a time over its estimate. Source: cross-validation, as for the spreads."""
+SHARED_SPREADS = dict.fromkeys(TERMS, 0.5)
+GROUP_SPREADS = {**SHARED_SPREADS, "dram": 0.2}
+OWN_SPREADS = {**dict.fromkeys(TERMS, 0.35), "dram": 0.1, "l2": 0.25, "launch": 0.2}
+"""Expected logarithms of the factors of all kernels, of a group's beside them, and of a kernel's own beside its group's.
+
+DRAM is as fast for one kernel as for another. With more freedom, a few small problems gave some kernels three times its speed.
+"""
 FAR, LEAST_WEIGHT, SOFT = 0.5, 0.03, 0.1
 """A launch this much slower than the best of its problem has the least weight. Errors above SOFT count linearly."""
-SHARED_STEPS, OWN_STEPS, LONGEST_STEP, DIFFERENCE = 10, 10, 0.3, 0.02
+STEPS, LONGEST_STEP, DIFFERENCE = 10, 0.3, 0.02
 
 
-def fitted(launches: Launches, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors of all kernels together, and those of each kernel. Shapes: (term,) and (row, term)."""
-    logs, terms = np.zeros((len(rows), len(TERMS))), len(TERMS)
-    count = int(launches.at.max()) + 1
+def fitted(
+    launches: Launches, words: Sequence[Words], rows: Sequence[Row]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the factors of all kernels together, of each one's group, and of each kernel.
+
+    Shapes: `words` are the timing identities of `rows`. Returns (term,), (row, term) and (row, term).
+    """
+    count, terms = int(launches.at.max()) + 1, len(TERMS)
     best = np.full(count, np.inf)
     np.minimum.at(best, launches.at, launches.time_us)
     weights = np.clip(1 - (launches.time_us / best[launches.at] - 1) / FAR, LEAST_WEIGHT, 1)
     of_problem = np.maximum(np.bincount(launches.at, weights, count), 1e-9)
-    prior = logs
-    for step in range(SHARED_STEPS + OWN_STEPS):
+    ordered = np.argsort(launches.row, kind="stable")
+    bounds = np.searchsorted(launches.row[ordered], np.arange(len(rows) + 1))
+
+    def equations(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the normal equations of each row's factors. Shapes: logs (row, term); (row, term, term) and (row, term)."""
         base = np.log(clocks(launches, rows, np.exp(logs)))
         errors = base - np.log(launches.time_us)
         errors = errors - (np.bincount(launches.at, weights * errors, count) / of_problem)[launches.at]
@@ -258,19 +273,35 @@ def fitted(launches: Launches, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndar
             moved[:, place] += DIFFERENCE
             slopes[:, place] = (np.log(clocks(launches, rows, np.exp(moved))) - base) / DIFFERENCE
         weighted = slopes * (weights / np.sqrt(1 + (errors / SOFT) ** 2))[:, None]
-        matrix = np.zeros((len(rows), terms, terms))
-        np.add.at(matrix, launches.row, weighted[:, :, None] * slopes[:, None])
-        right = np.zeros((len(rows), terms))
-        np.add.at(right, launches.row, weighted * errors[:, None])
-        if step < SHARED_STEPS:
-            pull = (NOISE / SHARED_SPREAD) ** 2
-            change = -np.linalg.solve(matrix.sum(0) + pull * np.eye(terms), right.sum(0) + pull * logs[0])[None]
-            logs = prior = logs + np.clip(change, -LONGEST_STEP, LONGEST_STEP)
-        else:
-            pull = (NOISE / OWN_SPREAD) ** 2
-            change = -np.linalg.solve(matrix + pull * np.eye(terms), (right + pull * (logs - prior))[..., None])[..., 0]
-            logs = logs + np.clip(change, -LONGEST_STEP, LONGEST_STEP)
-    return np.exp(prior[0]), np.exp(logs)
+        parts = [ordered[first:last] for first, last in itertools.pairwise(bounds)]
+        return (
+            np.array([weighted[part].T @ slopes[part] for part in parts]),
+            np.array([weighted[part].T @ errors[part] for part in parts]),
+        )
+
+    names = [group_of(one) for one in words]
+    places = {name: place for place, name in enumerate(sorted(set(names)))}
+    levels = (
+        (np.zeros(len(rows), int), SHARED_SPREADS),
+        (np.array([places[name] for name in names]), GROUP_SPREADS),
+        (np.arange(len(rows)), OWN_SPREADS),
+    )
+    prior, found = np.zeros((len(rows), terms)), []
+    for level, spreads in levels:
+        pull = np.diag([(NOISE / spreads[term]) ** 2 for term in TERMS])
+        _, firsts = np.unique(level, return_index=True)
+        logs = prior
+        for _ in range(STEPS):
+            matrix, right = np.zeros((len(firsts), terms, terms)), np.zeros((len(firsts), terms))
+            of_rows = equations(logs)
+            np.add.at(matrix, level, of_rows[0])
+            np.add.at(right, level, of_rows[1])
+            pulled = right + (logs - prior)[firsts] @ pull
+            change = -np.linalg.solve(matrix + pull, pulled[..., None])[..., 0]
+            logs = logs + np.clip(change, -LONGEST_STEP, LONGEST_STEP)[level]
+        found.append(np.exp(logs))
+        prior = logs
+    return found[0][0], found[1], found[2]
 
 
 ANCHOR_ROWS, ANCHOR_LOSS = 64, 0.1
@@ -295,13 +326,13 @@ def losses(
     """
     estimates = clocks(launches, rows, factors)
     estimates = np.where(True if kept is None else kept[launches.row], estimates, np.inf)
-    found = []
-    for at in np.unique(launches.at):
-        of = launches.at == at
-        selected = estimates[of].argmin()
-        time_us = launches.time_us[of][selected] if np.isfinite(estimates[of][selected]) else math.inf
-        found.append(time_us / launches.time_us[of].min() - 1)
-    return np.array(found)
+    best = np.full(int(launches.at.max()) + 1, np.inf)
+    np.minimum.at(best, launches.at, launches.time_us)
+    ordered = np.lexsort((estimates, launches.at))
+    _, firsts = np.unique(launches.at[ordered], return_index=True)
+    selected = ordered[firsts]
+    times_us = np.where(np.isfinite(estimates[selected]), launches.time_us[selected], np.inf)
+    return times_us / best[launches.at[selected]] - 1
 
 
 # ---- Judging ---------------------------------------------------------------------------------------------------------
@@ -334,20 +365,24 @@ def folds_of(documents: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def judged(
-    data: Mapping[str, Launches], folds: Mapping[str, np.ndarray], rows: Sequence[Row], kept: np.ndarray | None
+    data: Mapping[str, Launches], folds: Mapping[str, np.ndarray], named: Mapping[Words, Row], kept: np.ndarray | None
 ) -> Iterator[tuple[str, str]]:
     """Yield titles and figures: the model alone, and calibrations by the same GPU, by the others, and by all, in folds."""
+    words, rows = [*named], [*named.values()]
     for device, launches in data.items():
         yield f"{device}: model alone", summary(losses(launches, rows, None, kept))
         if len(data) > 1:
             others = _joined([one for name, one in data.items() if name != device])
-            yield f"{device}: calibrated by the others", summary(losses(launches, rows, fitted(others, rows)[1], kept))
+            yield (
+                f"{device}: calibrated by the others",
+                summary(losses(launches, rows, fitted(others, words, rows)[-1], kept)),
+            )
         for title, sources in (("itself", [device]), ("all", [*data])):
             found = []
             for fold in range(FOLDS):
                 part = _joined([of_problems(data[name], folds[name] != fold) for name in sources])
                 out = of_problems(launches, folds[device] == fold)
-                found.append(losses(out, rows, fitted(part, rows)[1], kept))
+                found.append(losses(out, rows, fitted(part, words, rows)[-1], kept))
             yield f"{device}: calibrated by {title}, held out", summary(np.concatenate(found))
 
 
@@ -400,7 +435,7 @@ def judge_command(files: Sequence[Path], catalog: bool) -> None:
         click.echo(f"{kept.sum()} of {len(rows)} kernels are in the catalog")
         for device, launches in data.items():
             click.echo(f"{device}: the best kernel of the catalog: {summary(_best_of(launches, kept))}")
-    for title, figures in judged(data, folds_of(documents), [*rows.values()], kept):
+    for title, figures in judged(data, folds_of(documents), rows, kept):
         click.echo(f"{title}: {figures}")
     for document in documents:
         ratios = [(first, best, times[0][1]) for *_, first, best, times in document["problems"] if first and best]
@@ -434,9 +469,9 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
     """Write the calibration by all problems of FILES as package data."""
     documents, rows, data = _read(files)
     together = _joined([*data.values()])
-    shared, own = fitted(together, [*rows.values()])
+    shared, of_group, own = fitted(together, [*rows], [*rows.values()])
     scale = level(together, [*rows.values()], own)
-    shared, own = shared * scale, own * scale
+    shared, of_group, own = shared * scale, of_group * scale, own * scale
     measured = np.bincount(together.row, minlength=len(rows))
     named = ("capability", "sms", "driver", "date")
     devices = [
@@ -456,6 +491,7 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
         fitted=fits()["wgmma"].date,
         family=next(iter(rows))[: len(FAMILY)],
         others=_permille(shared),
+        groups={group_of(words): _permille(of_group[place]) for place, words in enumerate(rows)},
         kernels={words: _permille(own[place]) for place, words in enumerate(rows) if measured[place]},
     )
     document = document_of(found, devices, "python -m benchmarks.calibration fit")

@@ -161,7 +161,7 @@ def test_the_fit_finds_the_factor_of_a_kernel() -> None:
         slower[0], k_tile_clocks=slower[0].k_tile_clocks * 2, single_k_tile_clocks=slower[0].single_k_tile_clocks * 2
     )
     launches = fitting.launches_of(times_by(dict(zip(rows, slower, strict=True))), rows)
-    _, factors = fitting.fitted(launches, [*rows.values()])
+    *_, factors = fitting.fitted(launches, [*rows], [*rows.values()])
     assert factors[0, 0] / factors[1, 0] > 1.5
     assert fitting.losses(launches, [*rows.values()], factors).max() < 0.05
     assert fitting.losses(launches, [*rows.values()], None).max() > 0.05

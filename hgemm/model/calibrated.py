@@ -20,14 +20,14 @@ from hgemm.errors import LibraryError
 from hgemm.problem import LAUNCH
 
 PATH = Path(__file__).with_name("calibrated.json")
-SCHEMA = 1
+SCHEMA = 2
 
 IDENTITY = ("arch", "form", "copy", "mma", "cta_tile", "consumers", "cooperation", "cluster", "swap_ab", "schedule")
 """Fields of a spec that must agree."""
 NEARLY = ("stages", "raster")
 """Fields of a spec that may differ. Of several measured kernels, the one with the nearest number of stages counts."""
 FAMILY = IDENTITY[:3]
-"""Fields that kernels of one family share. A kernel of the family that was not measured has the factors of all together."""
+"""Fields that kernels of one family share. A kernel of the family that was not measured has the factors of its group."""
 ELEMENT_BYTES = 2
 ACCUMULATION = "f32"
 
@@ -51,6 +51,7 @@ _DEVICE = fields(
     }
 )
 _KERNEL = fields({"identity": list_of(_WORD, len(IDENTITY) + len(NEARLY)), "factors": _FACTORS})
+_GROUP = fields({"group": _WORD, "factors": _FACTORS})
 _DOCUMENT = fields(
     {
         "schema": integer(SCHEMA, SCHEMA),
@@ -62,6 +63,7 @@ _DOCUMENT = fields(
         "terms": list_of(NAME),
         "family": list_of(_WORD, len(FAMILY)),
         "others": _FACTORS,
+        "groups": list_of(_GROUP),
         "kernels": list_of(_KERNEL),
     }
 )
@@ -79,8 +81,8 @@ class Calibration:
     """Factors of the terms of estimates.
 
     Fields: `devices` names the GPUs and `problems` counts the products that were measured in `state`. `fitted` is the date of the
-        model's constants that the factors apply to. `kernels` holds the factors by timing identity and the fields of NEARLY,
-        `others` those of other kernels of the `family`.
+        model's constants that the factors apply to. `kernels` holds the factors by timing identity and the fields of NEARLY.
+        Other kernels of the `family` have those of their group in `groups`, or `others` if no kernel of the group was measured.
     """
 
     devices: tuple[str, ...]
@@ -89,6 +91,7 @@ class Calibration:
     fitted: str
     family: Words
     others: Factors
+    groups: Mapping[str, Factors]
     kernels: Mapping[Words, Factors]
 
     @cached_property
@@ -115,7 +118,20 @@ class Calibration:
 
     def of_family(self, spec: Mapping[str, Any]) -> Factors | None:
         """Return the factors of a kernel of the family that was not measured, or None if it is of another family."""
-        return self.others if identity(spec)[: len(FAMILY)] == self.family else None
+        words = identity(spec)
+        return self.groups.get(group_of(words), self.others) if words[: len(FAMILY)] == self.family else None
+
+
+def group_of(words: Words) -> str:
+    """Return the group of a timing identity: kernels that spend their time in a similar way."""
+    its = dict(zip(IDENTITY, words))
+    schedule, cooperation = its["schedule"].partition(":")[0], its["cooperation"]
+    if its["copy"] != "tma":
+        return its["copy"]
+    if schedule == "split_k_cluster" or cooperation == "pingpong":
+        return schedule if schedule == "split_k_cluster" else cooperation
+    swapped = ":swap_ab" * (its["swap_ab"] == "on")
+    return f"{cooperation}:{its['consumers']}{swapped}{':cluster' * (its['cluster'] != '1x1')}"
 
 
 def identity(spec: Mapping[str, Any]) -> Words:
@@ -162,6 +178,7 @@ def parse_calibration(document: Any) -> Calibration:
         fitted=document["fitted"],
         family=tuple(document["family"]),
         others=tuple(document["others"]),
+        groups={one["group"]: tuple(one["factors"]) for one in document["groups"]},
         kernels=kernels,
     )
 
@@ -178,6 +195,7 @@ def document_of(found: Calibration, devices: Sequence[Mapping[str, Any]], source
         "terms": list(TERMS),
         "family": list(found.family),
         "others": list(found.others),
+        "groups": [{"group": name, "factors": list(factors)} for name, factors in sorted(found.groups.items())],
         "kernels": [
             {"identity": list(words), "factors": list(factors)} for words, factors in sorted(found.kernels.items())
         ],
