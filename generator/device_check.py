@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -85,6 +85,8 @@ class CheckOutcome:
     """Whether the checks are those of a proof in the variant's record."""
     twin: str = ""
     """The kernel of another type whose proof shows everything but the numbers: see generator.proof.twins."""
+    second: Mapping[str, Any] = field(default_factory=dict)
+    """The outcome of the twin that was checked with this kernel."""
 
     @property
     def passed_cases(self) -> int:

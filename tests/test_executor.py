@@ -455,7 +455,7 @@ def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, mo
         proving.load(subject, host_toolchain(fake))
     assert variants() == 2 and path.read_text().startswith("object\n")
 
-    def loaded(found: Path, runner: Path, ptx: str) -> bytes:
+    def loaded(found: Path, runner: Path, *rest: str) -> bytes:
         content = found.read_bytes()
         return content if content.startswith(b"object") else ctypes.CDLL(str(found))
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from conftest import SMALL, ptx_of
+from conftest import SMALL, ptx_of, subject_of
 from simulated import record
 
 from benchmarks.faults import FAULTS, faulty_templates
@@ -15,7 +15,10 @@ from generator.build.toolchain import templates_folder
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import Text, prove_texts
 from generator.proof.machine import default_cases, number_cases
+from generator.proof.proving import check_numbers
 from generator.proof.twins import twin_key
+from generator.ptx.parser import PtxError, parse
+from generator.ptx.translate import translate
 from generator.sweep import sweep
 from hgemm.cases import KINDS
 from hgemm.launch_traits import LaunchTraits
@@ -104,6 +107,24 @@ def test_the_second_twin_runs_the_cases_of_numbers(host_toolchain: HostToolchain
     assert all(outcome.proof and not outcome.twin for outcome in both)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_second_twin_runs_its_own_instructions(host_toolchain: HostToolchain, arch: str) -> None:
+    fields = {"arch": arch, **({"tile": "64x32x64"} if arch == "sm_90a" else {})}
+    first, second = (subject_of(text_of(dtype=dtype, **fields).kernel) for dtype in ("f16", "bf16"))
+    assert all(check.passed for check in check_numbers(first, second, host_toolchain))
+    for right, wrong in ((r"cvt\.rn\.(bf16\w*)", r"cvt.rz.\1"), (r"(w?g?mma\S*)\.bf16\.bf16", r"\1.f16.f16")):
+        ptx, count = re.subn(right, wrong, second.ptx, count=1)
+        assert count == 1
+        assert not all(check.passed for check in check_numbers(first, replace(second, ptx=ptx), host_toolchain))
+
+
+@pytest.mark.parametrize("fields", [{"stages": "3"}, {"layout": "nn"}, {"beta": "off"}])
+def test_other_kernels_are_not_built_as_twins(twins: tuple[Text, Text], fields: dict[str, str]) -> None:
+    one, other = subject_of(twins[0].kernel), subject_of(text_of(dtype="bf16", **fields).kernel)
+    with pytest.raises(PtxError, match="the kernels are no twins"):
+        translate(parse(one.ptx), one.symbol, (parse(other.ptx), other.symbol))
+
+
 def test_a_fault_of_both_is_found_in_both(host_toolchain: HostToolchain, twins: tuple[Text, Text]) -> None:
     with faulty_templates(EDGE) as templates:
         outcomes = [*prove_texts(twins, replace(host_toolchain, templates=templates), 1)]
@@ -114,7 +135,7 @@ def test_a_fault_of_both_is_found_in_both(host_toolchain: HostToolchain, twins: 
 @pytest.mark.parametrize("beta", (True, False))
 def test_the_cases_of_numbers_have_both_kinds_whole_and_ragged(rule: str, beta: bool) -> None:
     traits = LaunchTraits.of(record(rule, **({"splits": 3} if rule == "split_k" else {}), beta=beta))
-    whole, ragged, *_ = number_cases(default_cases(traits, stages=3))
+    whole, ragged, *_ = number_cases(traits, stages=3)
     assert not whole.numbers and not ragged.numbers and len(KINDS) == 2
     extents = [(traits.tile_m, "m"), (traits.tile_n, "n"), (traits.tile_k, "k")]
     assert all(getattr(whole.shape, name) % tile == 0 for tile, name in extents)
@@ -125,6 +146,6 @@ def test_the_cases_of_numbers_have_both_kinds_whole_and_ragged(rule: str, beta: 
 def test_the_cases_of_numbers_have_each_bias_and_parts_if_the_launch_decides() -> None:
     traits = LaunchTraits.of(record("launch", bias="launch"))
     default = default_cases(traits, stages=3)
-    found = number_cases(default)
+    found = number_cases(traits, stages=3)
     assert {case.bias for case in found} == {case.bias for case in default}
     assert any(case.options and case.options.splits > 1 for case in found)

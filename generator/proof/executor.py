@@ -489,14 +489,16 @@ class HostToolchain:
     level: str = "-Og"
     """It makes code as fast as -O1 in half the time, because NVCC has optimized the PTX already."""
 
-    def executable(self, symbol: str, ptx: str, rebuild: bool = False) -> Path:
+    def executable(self, symbol: str, ptx: str, rebuild: bool = False, twin: tuple[str, str] | None = None) -> Path:
         """Return the shared object of a kernel's PTX, translated to C++, from the cache unless `rebuild` is set.
 
-        Raises: PtxError for an instruction that is not supported; BuildError with the compiler's log; LibraryError if the
-            cache is not writable.
+        With the symbol and the PTX of a `twin`, it has both kernels: see generator.ptx.translate.
+
+        Raises: PtxError for an instruction that is not supported, or if the kernels are no twins; BuildError with the compiler's
+            log; LibraryError if the cache is not writable.
         """
         executor = self.executor(rebuild)
-        translated = translate(parse(ptx), symbol)
+        translated = translate(parse(ptx), symbol, (parse(twin[1]), twin[0]) if twin else None)
         inputs = {**includes_of_file(PTX, self.templates), "kernel.cpp": _hash(translated.encode()), "": executor.name}
         fewer_passes = _FEWER_PASSES if self.compiler.is_gcc else ()
         options = (*_KERNEL_OPTIONS, self.level, *fewer_passes, *self.compiler.linker)

@@ -65,8 +65,8 @@ class ProofRequest:
     flags: tuple[str, ...] = ()
     level: str = HostToolchain.level
     linker: tuple[str, ...] = ()
-    numbers_only: bool = False
-    """Whether a twin has shown everything but the numbers: see generator.proof.twins."""
+    twin: Mapping[str, Any] = field(default_factory=dict)
+    """A kernel that differs only in the type of its elements: its symbol, PTX, record and `mma_per_k_tile`."""
 
 
 def pack(text: bytes) -> str:
@@ -151,6 +151,7 @@ class _Server:
             self.process.stdin.close()
 
 
+_KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": f"{32 << 20}", "MALLOC_TRIM_THRESHOLD_": f"{32 << 20}"}
 _IDLE: dict[str, list[_Server]] = {}
 """Servers without work, by the environment of their processes."""
 
@@ -160,8 +161,8 @@ class ProofWorkers(CheckWorkers):
     """Processes that prove requests, `jobs` at a time. Each proof has a process of its own, which a server forks."""
 
     def _environment(self) -> dict[str, str]:
-        """Give NumPy one thread: it multiplies small matrices, and further threads only spin."""
-        return {**super()._environment(), **dict.fromkeys(THREAD_VARIABLES, "1")}
+        """Give NumPy one thread, because further ones only spin, and let glibc keep freed memory, because fresh pages cost time."""
+        return {**super()._environment(), **dict.fromkeys(THREAD_VARIABLES, "1"), **_KEEP_FREED_MEMORY}
 
     def _run(self, request: str) -> tuple[int | None, str, str]:
         environment = self._environment()
@@ -231,7 +232,10 @@ def _text_of(descriptor: int) -> str:
 
 def check_here(request: ProofRequest) -> CheckOutcome:
     """Prove a kernel in this process. Raises HgemmError if it cannot be built or launched."""
-    from generator.proof.proving import Subject, prove  # imports NumPy, which only this process needs
+    from generator.proof.proving import Subject, check_numbers, prove  # imports NumPy, which only this process needs
+
+    def subject_in(symbol: str, ptx: str, record: Mapping[str, Any], mma_per_k_tile: int) -> Subject:
+        return Subject(symbol, unpack(ptx), record, mma_per_k_tile)
 
     began = time.monotonic()
     compiler = HostCompiler(tuple(request.compiler), request.identity, tuple(request.linker))
@@ -239,11 +243,17 @@ def check_here(request: ProofRequest) -> CheckOutcome:
         compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level
     )
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
-    subject = Subject(request.symbol, unpack(request.ptx), request.record, request.mma_per_k_tile)
-    proved = prove(subject, host_toolchain, shapes, request.seed, request.numbers_only)
+    subject = subject_in(request.symbol, request.ptx, request.record, request.mma_per_k_tile)
+    twin = subject_in(**request.twin) if request.twin else None
+    proved = prove(subject, host_toolchain, shapes, request.seed, twin)
     checks = tuple(asdict(check) for check in proved.checks)
     took = time.monotonic() - began
-    return CheckOutcome(request.symbol, checks, seconds=took, proof=proved.proof, sites=proved.sites)
+    outcome = CheckOutcome(request.symbol, checks, seconds=took, proof=proved.proof, sites=proved.sites)
+    if not twin or not outcome.passed:
+        return outcome
+    numbers = tuple(asdict(check) for check in check_numbers(subject, twin, host_toolchain, request.seed))
+    second = CheckOutcome(twin.symbol, numbers, seconds=time.monotonic() - began - took, twin=subject.symbol)
+    return replace(outcome, second=asdict(second))
 
 
 # ==== Emitted kernels, which no library has ====
@@ -295,12 +305,17 @@ def prove_texts(
             groups.setdefault(group, {}).setdefault(one.run_key, (text, one.ptx))
         runs: dict[str, tuple[Future[list[CheckOutcome]], int]] = {}
         for group in groups.values():
-            future = pool.submit(prove, list(group.values()))
-            runs |= {key: (future, at) for at, key in enumerate(group)}
+            order = sorted(group, key=lambda key: group[key][0].record["spec"]["dtype_a"] != _FIRST_TYPE)
+            future = pool.submit(prove, [group[key] for key in order])
+            runs |= {key: (future, at) for at, key in enumerate(order)}
         for text, one in zip(texts, compiled):
             future, at = runs[one.run_key]
             yield replace(future.result()[at], symbol=text.symbol)
     trim(host_toolchain.cache)
+
+
+_FIRST_TYPE = "f16"
+"""The type of the twin that runs all cases. The error bound of the other one takes longer to compute."""
 
 
 @dataclass(frozen=True)
@@ -335,25 +350,42 @@ def _run_key(text: Text, ptx: bytes) -> str:
 def _prove_twins(
     kernels: Sequence[tuple[Text, bytes | str]], host_toolchain: HostToolchain, seed: int, timeout_s: float
 ) -> list[CheckOutcome]:
-    """Prove the first of several twins. If it passes, the others run the cases of numbers only, otherwise all cases."""
-    outcomes: list[CheckOutcome] = []
-    for text, ptx in kernels:
-        shown_by = outcomes[0].symbol if outcomes and outcomes[0].passed else ""
-        outcomes.append(_prove_text(text, ptx, host_toolchain, seed, timeout_s, shown_by))
-    return outcomes
+    """Prove the first of several twins. If it passes, the second one runs the cases of numbers only. All others run all cases."""
+    prove = partial(_prove_text, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
+    first, *others = kernels
+    outcome = prove(*first, twin=others[0] if others else None)
+    outcomes = [replace(outcome, second={})]
+    if outcome.second:
+        text, ptx = others.pop(0)
+        second = CheckOutcome(**{**outcome.second, "checks": tuple(outcome.second["checks"])})
+        outcomes.append(_located(second, text, ptx, host_toolchain))
+    return [*outcomes, *(prove(*other) for other in others)]
 
 
 def _prove_text(
-    text: Text, ptx: bytes | str, host_toolchain: HostToolchain, seed: int, timeout_s: float, twin: str = ""
+    text: Text,
+    ptx: bytes | str,
+    host_toolchain: HostToolchain,
+    seed: int,
+    timeout_s: float,
+    twin: tuple[Text, bytes | str] | None = None,
 ) -> CheckOutcome:
     if isinstance(ptx, str):
         return CheckOutcome(text.symbol, error=ptx)
     request = request_of(host_toolchain, ptx, text.record, seed=seed)
     if twin:
-        request = replace(request, numbers_only=True, level="-O0")  # it runs a few times
+        other = asdict(request_of(host_toolchain, twin[1], twin[0].record))
+        request = replace(request, twin={name: other[name] for name in _OF_KERNEL})
     outcome, _ = workers(1, timeout_s).check(request)
-    outcome = replace(outcome, twin=twin)
+    return _located(outcome, text, ptx, host_toolchain)
+
+
+def _located(outcome: CheckOutcome, text: Text, ptx: bytes, host_toolchain: HostToolchain) -> CheckOutcome:
     return located(outcome, ptx, text.record, host_toolchain.templates) if outcome.failed else outcome
+
+
+_OF_KERNEL = ("symbol", "ptx", "record", "mma_per_k_tile")
+"""The fields of a ProofRequest that describe its kernel."""
 
 
 # ==== `hgemm verify --emulate` and `generate --verify emulate` ====

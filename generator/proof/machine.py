@@ -301,12 +301,15 @@ _RAGGED = 7
 """The default case of several tiles with a rest in m, n and k, with C and with gaps between rows."""
 
 
-def number_cases(cases: list[Case]) -> list[Case]:
-    """Return the default cases for a kernel of which a twin of another type has shown everything but the numbers.
+def number_cases(traits: LaunchTraits, stages: int) -> list[Case]:
+    """Return the cases for a kernel of which a twin of another type has shown everything but the numbers.
 
-    They have whole and ragged tiles with both kinds of numbers, the sum of parts of k, and each bias.
+    They are default cases: whole and ragged tiles with both kinds of numbers, the sum of parts of k, and each bias. Whole tiles
+    have two k-tiles, because the twin has shown that the stages are reused in time.
     """
-    found = [replace(cases[at], brief=True, numbers="") for at in (0, _RAGGED)]
+    cases = default_cases(traits, stages)
+    whole, ragged = (replace(cases[at], brief=True, numbers="") for at in (0, _RAGGED))
+    found = [replace(whole, shape=replace(whole.shape, k=2 * traits.splits * traits.tile_k)), ragged]
     parts = next((case for case in cases if case.options and case.options.splits > 1), None)
     biases = {case.bias: case for case in reversed(cases) if case.bias not in {one.bias for one in found}}
     return [*found, *([parts] if parts else []), *biases.values()]

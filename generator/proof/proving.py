@@ -19,6 +19,7 @@ from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding,
 from generator.proof.machine import EmulatedKernel, HostMemory, default_cases, measured_case, number_cases
 from generator.proof.sandbox import SandboxedExecutable
 from generator.ptx.parser import parse
+from generator.ptx.translate import FUNCTION, TWIN_FUNCTION
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.cases import KINDS, Case, Shape, cases_of
 from hgemm.dtypes import DTYPES
@@ -305,11 +306,9 @@ def prove(
     host_toolchain: HostToolchain,
     shapes: tuple[Shape, ...] = (),
     seed: int = 0,
-    numbers_only: bool = False,
+    twin: Subject | None = None,
 ) -> ProofResult:
-    """Build and check a kernel, on its default cases or on `shapes`.
-
-    With `numbers_only`, run the cases that depend on the type of the elements. That is no proof by itself: generator.proof.twins.
+    """Build and check a kernel, on its default cases or on `shapes`. A `twin` is built with it: see `check_numbers`.
 
     Raises: PtxError if its PTX has an instruction that is not supported, BuildError if the compiler rejects the translation,
         DeviceError if the executor rejects a launch.
@@ -318,12 +317,8 @@ def prove(
     traits = LaunchTraits.of(subject.record)
     require_launch(subject, traits)
     coverage = Coverage(traits, subject.mma_per_k_tile * _issuers(traits, subject.record["spec"]))
-    kernel = EmulatedKernel(traits, load(subject, host_toolchain), (), coverage=coverage)
+    kernel = EmulatedKernel(traits, load(subject, host_toolchain, twin), (), coverage=coverage)
     cases = cases_of(traits, shapes) if shapes else default_cases(traits, subject.stages)
-    if numbers_only:
-        checks = list(_checks_of(kernel, number_cases(cases), seed))
-        checks += [check for check, _ in _order_checks(kernel, subject.record, host_toolchain, seed, most=1)]
-        return ProofResult(tuple(checks), {})
     checks = list(_checks_of(kernel, cases, seed))
     if shapes or not all(check.passed for check in checks):
         return ProofResult(tuple(checks), {})
@@ -344,6 +339,21 @@ def prove(
         proof["order_elements"] = sum(elements for _, elements in ordered)
         checks += [check for check, _ in ordered]
     return ProofResult(tuple(checks), proof, tuple(sites))
+
+
+def check_numbers(
+    subject: Subject, twin: Subject, host_toolchain: HostToolchain, seed: int = 0
+) -> tuple[EmulatedCheck, ...]:
+    """Check the twin of a kernel that has passed, on the cases that depend on the type of the elements.
+
+    That is no proof by itself: see generator.proof.twins. Raises: as `prove`.
+    """
+    traits = LaunchTraits.of(twin.record)
+    require_launch(twin, traits)
+    kernel = EmulatedKernel(traits, load(subject, host_toolchain, twin, run_twin=True), ())
+    checks = list(_checks_of(kernel, number_cases(traits, twin.stages), seed))
+    checks += [check for check, _ in _order_checks(kernel, twin.record, host_toolchain, seed, most=1)]
+    return tuple(checks)
 
 
 def _unbounded(checks: list[EmulatedCheck]) -> Iterator[str]:
@@ -367,17 +377,21 @@ def require_launch(subject: Subject, traits: LaunchTraits) -> None:
             )
 
 
-def load(subject: Subject, host_toolchain: HostToolchain) -> Executable:
-    """Build and load a kernel. If this fails because the cache is damaged, build everything once more.
+def load(
+    subject: Subject, host_toolchain: HostToolchain, twin: Subject | None = None, run_twin: bool = False
+) -> Executable:
+    """Build and load a kernel, and its twin with it. If this fails because the cache is damaged, build everything once more.
 
     Raises: PtxError or BuildError if it cannot be built, ProofError if the result cannot be loaded.
     """
-    build = partial(host_toolchain.executable, subject.symbol, subject.ptx)
+    both = (twin.symbol, twin.ptx) if twin else None
+    build = partial(host_toolchain.executable, subject.symbol, subject.ptx, twin=both)
+    words = (twin.ptx, TWIN_FUNCTION) if twin and run_twin else (subject.ptx, FUNCTION)
     with suppress(OSError, AttributeError):
-        return SandboxedExecutable(build(), host_toolchain.runner(), subject.ptx)
+        return SandboxedExecutable(build(), host_toolchain.runner(), *words)
     path = build(rebuild=True)
     try:
-        return SandboxedExecutable(path, host_toolchain.runner(), subject.ptx)
+        return SandboxedExecutable(path, host_toolchain.runner(), *words)
     except (OSError, AttributeError) as error:
         raise ProofError(
             f"the output of {host_toolchain.compiler} cannot be loaded ({error}): set CXX to another compiler"

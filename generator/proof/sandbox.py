@@ -22,6 +22,7 @@ from pathlib import Path
 
 from generator.isolated import NEUTRAL_FOLDER
 from generator.proof.executor import Executable, Finding, Site
+from generator.ptx.translate import FUNCTION
 from hgemm.errors import DeviceError
 
 # ==== The memory that both processes share ====
@@ -110,10 +111,10 @@ class SandboxedExecutable(Executable):
     Raises: OSError if the shared object cannot be loaded. `run` raises DeviceError if the process ends or answers with nonsense.
     """
 
-    def __init__(self, path: Path, runner: Path, ptx: str = "") -> None:
+    def __init__(self, path: Path, runner: Path, ptx: str = "", function: str = FUNCTION) -> None:
         self._ptx = ptx
         memory = arena().descriptor
-        words = [str(runner), str(path), str(memory), str(ARENA_ADDRESS), str(ARENA_BYTES)]
+        words = [str(runner), str(path), function, str(memory), str(ARENA_ADDRESS), str(ARENA_BYTES)]
         found = os.environ.get(_SEARCH_PATH)  # of the compiler's own libraries
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(

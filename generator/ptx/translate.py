@@ -42,22 +42,48 @@ _PER_LINE = 8
 _TEXT = re.compile(r"\$str|__unnamed_")
 """Names of the constant texts that NVIDIA's compilers pass to printf and assert."""
 _QUOTE = 60
+FUNCTION, TWIN_FUNCTION = "hgemm_emulate", "hgemm_emulate_twin"
+"""The C functions that run a kernel and its twin."""
 PTX_FILE = "kernel.ptx"
 """The name of the PTX in findings."""
 
 
-def translate(module: Module, name: str = "") -> str:
+def translate(module: Module, name: str = "", twin: tuple[Module, str] | None = None) -> str:
     """Return the C++ source of a kernel with `hgemm_emulate`; see templates/executor/abi.h.
 
-    Raises: PtxError for an instruction or operand that is not supported.
+    A `twin` is another kernel with the same registers, labels and order of instructions. TWIN_FUNCTION runs it: where its
+    instructions differ, the source has both.
+
+    Raises: PtxError for an instruction or operand that is not supported, or if the kernels are no twins.
     """
+    kernel, declarations, body = _translated(module, name)
+    if twin:
+        _, others, other_body = _translated(*twin)
+        if declarations != others or len(body) != len(other_body):
+            raise PtxError("the kernels are no twins: they have other registers, or another number of instructions")
+        declarations = ["static bool is_twin;", *declarations]
+        body = [one if one == other else _either(one, other) for one, other in zip(body, other_body)]
+    statements = [line for one in body for line in one]
+    return "".join(
+        f"{line}\n"
+        for line in (_HEAD.rstrip("\n"), "", *declarations, *statements, "}", "", *_entry(kernel, bool(twin)))
+    )
+
+
+def _translated(module: Module, name: str) -> tuple[Kernel, list[str], list[list[str]]]:
+    """Return a kernel, the lines before its first instruction, and the lines of each instruction, label, or run of copies."""
     kernel = module.kernel(name)
     accumulators = accumulator_registers(kernel)
     texts = [one.name for one in module.variables if one.space == "global" and _TEXT.match(one.name)]
     writer = Writer(kernel, shared_offsets((*module.variables, *kernel.variables)), accumulators, texts)
-    return "".join(
-        f"{line}\n" for line in (_HEAD.rstrip("\n"), "", *_function(kernel, writer, accumulators), *_entry(kernel))
-    )
+    return kernel, list(_declarations(kernel, writer, accumulators)), list(_body(kernel, writer))
+
+
+def _either(one: list[str], other: list[str]) -> list[str]:
+    """Return the statements of one of two instructions."""
+    if any(line.startswith(Writer.label("")) for line in (*one, *other)):
+        raise PtxError("the kernels are no twins: they have other labels")
+    return ["  if (is_twin) {", *other, "  } else {", *one, "  }"]
 
 
 def origins(text: str, lines: Collection[int]) -> dict[int, str]:
@@ -131,7 +157,7 @@ def _copied_names(one: Instruction | Label, names: Collection[str]) -> tuple[str
     return found if len(found) == 2 else None
 
 
-def _function(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> Iterator[str]:
+def _declarations(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> Iterator[str]:
     if accumulators:
         names = ", ".join(f'"{name}"' for name in accumulators)
         yield f"static constexpr char const* accumulators[] = {{{names}}};"
@@ -151,18 +177,19 @@ def _function(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> I
     yield from _registers(kernel, accumulators)
     if accumulators:
         yield f"  ptx::AccumulatorRegisters<{len(accumulators)}> acc(accumulators);"
+
+
+def _body(kernel: Kernel, writer: Writer) -> Iterator[list[str]]:
     place_of = {line: place for place, line in enumerate(predicated_lines(kernel))}
     for together, run in groupby(kernel.body, lambda one: _copied(one, writer) is not None):
         if together:  # one statement, because the compiler takes long for hundreds of them
-            yield "  " + writer.copies(_copied(one, writer) for one in run)
+            yield ["  " + writer.copies(_copied(one, writer) for one in run)]
             continue
         for one in run:
             if isinstance(one, Label):
-                yield f"{writer.label(one.name)}: ;"
+                yield [f"{writer.label(one.name)}: ;"]
             else:
-                yield from _instruction(one, writer, place_of.get(one.line, 0))
-    yield "}"
-    yield ""
+                yield [*_instruction(one, writer, place_of.get(one.line, 0))]
 
 
 def _copied(one: Instruction | Label, writer: Writer) -> tuple[int, int] | None:
@@ -225,10 +252,14 @@ def _instruction(one: Instruction, writer: Writer, place: int) -> Iterator[str]:
     yield f"  if (ptx::noted(seen[{place}], {'!' if one.negated else ''}{guard})) {{ " + " ".join(lines) + " }"
 
 
-def _entry(kernel: Kernel) -> Iterator[str]:
+def _entry(kernel: Kernel, has_twin: bool) -> Iterator[str]:
     sizes = ", ".join(str(one.size_bytes) for one in kernel.parameters)
     yield f"static constexpr uint64_t parameter_bytes[] = {{{sizes}{', ' if sizes else ''}0}};"
-    yield 'extern "C" int hgemm_emulate(hgemm_emulation const* request, char* report_json, size_t capacity) {'
-    yield f"  Kernel const entry = {{kernel, {len(kernel.parameters)}, parameter_bytes, seen, sizeof seen - 1}};"
-    yield "  return hgemm::executor::emulate(*request, entry, report_json, capacity);"
-    yield "}"
+    for function in (FUNCTION, TWIN_FUNCTION) if has_twin else (FUNCTION,):
+        yield 'extern "C" __attribute__((visibility("default")))'
+        yield f"int {function}(hgemm_emulation const* request, char* report_json, size_t capacity) {{"
+        if has_twin:
+            yield f"  is_twin = {'true' if function == TWIN_FUNCTION else 'false'};"
+        yield f"  Kernel const entry = {{kernel, {len(kernel.parameters)}, parameter_bytes, seen, sizeof seen - 1}};"
+        yield "  return hgemm::executor::emulate(*request, entry, report_json, capacity);"
+        yield "}"

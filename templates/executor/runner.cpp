@@ -1,6 +1,6 @@
 // Runs a kernel for the CPU in a process of its own, which shares nothing with its parent but two pipes and the memory of arrays:
 //
-//     runner KERNEL.so MEMORY_DESCRIPTOR ADDRESS BYTES
+//     runner KERNEL.so FUNCTION MEMORY_DESCRIPTOR ADDRESS BYTES
 //
 // The memory is mapped at ADDRESS, as in the parent, so that both use the same addresses. Before the kernel's shared object is
 // loaded, the process gives up all other descriptors, lowers its limits and gives up most system calls. Then the kernel can
@@ -8,7 +8,7 @@
 //
 // Requests arrive at stdin and answers leave through stdout; the kernel sees neither under these numbers. A request is a Head,
 // the hgemm_emulation, the sizes of its parameters, its regions, then the parameters and the names of the regions. A request
-// without a body asks whether the kernel is loaded. An answer is an AnswerHead and a text: the report, or why nothing ran.
+// without a body asks whether FUNCTION of the kernel is loaded. An answer is an AnswerHead and a text: the report, or why nothing ran.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -19,6 +19,9 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <string>
 #include <vector>
@@ -40,6 +43,7 @@ constexpr int request_pipe = 3, answer_pipe = 4, memory_descriptor = 5;
 constexpr size_t largest_request = size_t(1) << 20, largest_report = size_t(1) << 20;
 constexpr uint64_t private_bytes = uint64_t(8) << 30;  // addresses beside the shared memory
 constexpr uint64_t cpu_seconds = 3600;
+constexpr int kept_bytes = 32 << 20;  // the largest that glibc allows
 
 struct Head {
   uint64_t nonce;
@@ -73,6 +77,15 @@ void answer(uint64_t nonce, int32_t status, char const* text) {
   AnswerHead const head = {nonce, status, uint32_t(strlen(text))};
   write_all(&head, sizeof head);
   write_all(text, head.bytes);
+}
+
+// Keeps freed memory for the next launch, because fresh pages cost more time.
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, kept_bytes);
+  mallopt(M_TRIM_THRESHOLD, kept_bytes);
+  mallopt(M_TOP_PAD, kept_bytes / 4);
+#endif
 }
 
 [[noreturn]] void fail(char const* what) {
@@ -220,27 +233,28 @@ int32_t run(Emulate emulate, std::vector<char> const& text, char* report) {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 5) return 2;
-  uint64_t const address = strtoull(words[3], nullptr, 10), bytes = strtoull(words[4], nullptr, 10);
-  keep_descriptors(atoi(words[2]));
+  if (count != 6) return 2;
+  uint64_t const address = strtoull(words[4], nullptr, 10), bytes = strtoull(words[5], nullptr, 10);
+  keep_descriptors(atoi(words[3]));
   void* const wanted = reinterpret_cast<void*>(uintptr_t(address));
   if (mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, memory_descriptor, 0) != wanted) {
     return 3;
   }
   close(memory_descriptor);
+  keep_freed_memory();
   std::vector<char> text;
   std::vector<char> report(largest_report);
   lower_limits(bytes);
   give_up_system_calls();
   void* const loaded = dlopen(words[1], RTLD_NOW | RTLD_LOCAL);
   char const* const why = loaded ? "" : dlerror();
-  auto const emulate = loaded ? reinterpret_cast<Emulate>(dlsym(loaded, "hgemm_emulate")) : nullptr;
+  auto const emulate = loaded ? reinterpret_cast<Emulate>(dlsym(loaded, words[2])) : nullptr;
   for (Head head; read_all(&head, sizeof head);) {
     if (head.bytes > largest_request) return 1;
     text.resize(head.bytes);
     if (!read_all(text.data(), text.size())) return 1;
     if (!emulate) {
-      answer(head.nonce, 1, loaded ? "it has no function hgemm_emulate" : why);
+      answer(head.nonce, 1, loaded ? "it lacks the function of the kernel" : why);
     } else if (!head.bytes) {
       answer(head.nonce, 0, "");
     } else {
