@@ -65,6 +65,7 @@ FAMILIES = (
 )
 SHAPES = (Shape(33, 41, 40), Shape(65, 25, 70, 2), Shape(17, 160, 96))
 """Every second one has gaps after rows, and scalars by pointer."""
+REDUCED = ("sum", "max", "sum_squares")
 _LEAVES = ("acc", "acc", "bias", "scale", "residual", "gain", "alpha", "0.5", "-1.25", "3.0")
 _TYPES = "gain: Scalar; scale: Column['f32']; residual: Matrix['{}']; "
 _BINARY = ("{} + {}", "{} - {}", "{} * {}", "{} / {}", "maximum({}, {})", "minimum({}, {})")
@@ -97,7 +98,9 @@ def with_results(rng: random.Random, text: str, family: dict[str, str], at: int)
     if at % 2:
         results = ["y", *rng.sample(("f32(y)", "bf16(y)", "y * 0.5"), 1)]
         if "swap_ab" not in family and family.get("copy") != "ldg":
-            results += rng.sample(("row_sum(y)", "row_max(y)", "row_sum_squares(y)"), rng.randint(1, 2))
+            results += rng.sample(
+                [f"{axis}_{what}(y)" for axis in ("row", "column") for what in REDUCED], rng.randint(1, 2)
+            )
         d = f"y = {d}; ({', '.join(results)})"
     return f"{types}; {d}"
 

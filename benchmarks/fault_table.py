@@ -1247,6 +1247,9 @@ _RESULTS = "y = acc + 1.5 + bias; (y, f32(y * 0.5), row_max(y), row_sum(y))"
 RESULTS = {"arch": "sm_80", "tile": "64x64x32", "epilogue": _RESULTS}
 RESULTS_DIRECT = {**RESULTS, "store": "direct"}
 RESULTS_90 = {"arch": "sm_90a", "tile": "64x24x64", "epilogue": _RESULTS}
+_COLUMNS = "y = acc + 1.5 + bias; (y, row_sum(y), column_sum(y), column_max(y))"
+COLUMNS = {**RESULTS, "epilogue": _COLUMNS}
+COLUMNS_90 = {**RESULTS_90, "epilogue": _COLUMNS}
 AHEAD_90 = {
     "arch": "sm_90a",
     "tile": "64x128x64",
@@ -1444,24 +1447,98 @@ EXPRESSIONS = (
     ),
     Fault(
         "rows reduced before the last tile",
-        At("RowReduction::finish", "tiles_n, is_last").replace("tiles_n > 1 ? tiles_n - 1 : tiles_n, is_last"),
+        At("Reduction::finish_rows", "last_to_arrive(counter").argument(1, "tiles > 1 ? tiles - 1 : tiles"),
         RESULTS,
         SEVERAL_TILES,
         ("race", "numbers", "poison"),
     ),
     Fault(
         "rows reduced without the first panel",
-        At("RowReduction::finish", "int panel = 0").replace("int panel = 1"),
+        At("Reduction::reduce_along", "int at = 0").replace("int at = 1"),
         RESULTS_90,
         SEVERAL_TILES,
         (NUMBERS,),
     ),
     Fault(
         "counter of a row of tiles left",
-        At("RowReduction::finish", "st_global(counter, 0u)").drop(),
+        At("Reduction::finish_rows", "st_global(counter, 0u)").drop(),
         RESULTS_90,
         SEVERAL_TILES,
         (NUMBERS,),
+    ),
+    Fault(
+        "columns reduced before the last tile",
+        At("Reduction::finish_columns", "last_to_arrive(counter").argument(1, "tiles > 1 ? tiles - 1 : tiles"),
+        COLUMNS,
+        SEVERAL_TILES,
+        ("race", "numbers", "poison"),
+    ),
+    Fault(
+        "columns of a tile reduced before the other warps have stored",
+        At("Reduction::finish_columns", "Threads::barrier()").drop(),
+        {**RESULTS_90, "epilogue": "(acc, column_sum(acc))"},
+        SEVERAL_TILES,
+        ("race",),
+    ),
+    Fault(
+        "columns reduced with the panels of a tile for those of the next",
+        At("Reduction::finish_columns", "int64_t(stride) * panels").replace("int64_t(stride)"),
+        COLUMNS_90,
+        "130x150x40",
+        ("race", NUMBERS),
+    ),
+    Fault(
+        "counter of a column of tiles left",
+        At("Reduction::finish_columns", "st_global(counter, 0u)").drop(),
+        COLUMNS,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "the counters of rows of tiles for those of columns",
+        At("Reduction::finish", "rows > 0 ? problem.batch * tiles_m : 0").replace("0"),
+        COLUMNS,
+        "65x150x40,65x150x40@2",
+        ("race", NUMBERS, "poison"),
+    ),
+    Fault(
+        "the partial results of rows for those of columns",
+        At("ReductionPartials::of_column", "of_rows + (matrix").replace("(matrix"),
+        COLUMNS,
+        SEVERAL_TILES,
+        ("race", NUMBERS),
+    ),
+    Fault(
+        "a column of one lane of eight",
+        At("store_columns", "reduce_octet(kind, reduced(...))").replace(
+            "reduced(kind, partials[0].column[slot][e], partials[1].column[slot][e])"
+        ),
+        COLUMNS,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "a column that goes on in the next block",
+        At("store_direct_reduced", "clear_columns(partials[half])").replace(
+            "if (index == 0) clear_columns(partials[half])"
+        ),
+        COLUMNS,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: a column with rows beyond D",
+        At("OutOfSubtile::Of::reduce", "at.pairs.row(at.subtile, half) < at.pairs.rows()").replace("true"),
+        COLUMNS_90,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: a column beyond D",
+        At("OutOfSubtile::Of::reduce", "column >= at.pairs.columns()").replace("false"),
+        COLUMNS_90,
+        "65x149x40",
+        ("race", NUMBERS, "bounds"),
     ),
     Fault(
         "few rows: a gated pair: the next column as the second factor",

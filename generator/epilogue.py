@@ -110,7 +110,7 @@ def is_long(text: str) -> bool:
 
 
 def reduces(text: str) -> bool:
-    """Tell whether an expression reduces rows."""
+    """Tell whether an expression has reductions."""
     found = expression_of(text)
     return bool(found and found.reductions)
 
@@ -147,7 +147,8 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
             *(f"  // {line}" for line in _wrapped(epilogue.formula)),
             "  struct Expression {",
             f"    static constexpr int operands = {len(operands) + len(epilogue.outputs)}, matrices = {matrices};",
-            f"    static constexpr int accumulators = {2 if epilogue.gated else 1}, reductions = {len(epilogue.reductions)};",
+            f"    static constexpr int accumulators = {2 if epilogue.gated else 1}, reductions = {len(epilogue.row_reductions)};",
+            f"    static constexpr int column_reductions = {len(epilogue.column_reductions)};",
             "",
             "    template <template <hgemm::AuxKind, class, int> class Of>",
             "    struct Inputs {",
@@ -177,13 +178,13 @@ def _outputs(epilogue: Epilogue, dtype_d: str) -> list[str]:
             "    using Outputs = hgemm::NoOutputs;",
             "",
         ]
-    members, slots = [], []
+    members, slots = [], [("", 0)] * len(epilogue.reductions)
+    slot_of = {one.name: slot for slot, one in enumerate(epilogue.reductions)}
     for at, one in enumerate(epilogue.outputs, len(epilogue.operands)):
-        kind = f"hgemm::OutKind::{f'row_{one.reduce}' if one.reduce else 'matrix'}"
-        members.append(
-            f"      Of<{kind}, hgemm::{one.of(dtype_d)}, {at}, {len(slots) if one.reduce else -1}> {one.name}_;"
-        )
-        slots += [(kind, at)] if one.reduce else []
+        kind = f"hgemm::OutKind::{one.function if one.reduce else 'matrix'}"
+        members.append(f"      Of<{kind}, hgemm::{one.of(dtype_d)}, {at}, {slot_of.get(one.name, -1)}> {one.name}_;")
+        if one.reduce:
+            slots[slot_of[one.name]] = (kind, at)
     names = [f"{one.name}_" for one in epilogue.outputs]
     chosen = [
         f"    HGEMM_DEVICE static constexpr {kind} {name}(int slot) {{ return {_by_slot([slot[at] for slot in slots])}; }}"

@@ -18,7 +18,7 @@ from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE
 from hgemm.errors import LibraryError, RequestError
 from hgemm.gpus import TYPICAL
-from hgemm.launch import COUNTER_BYTES, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
+from hgemm.launch import COUNTER_BYTES, PANEL_ROWS, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
 from hgemm.model.calibrated import ONE, TERMS, Calibration, Factors, calibration
@@ -29,7 +29,7 @@ from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, LaunchOptions, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
-FORMAT = 12
+FORMAT = 13
 EXACT, COMPATIBLE, PTX = range(3)
 """How code runs on a device, the best first: a cubin for this device, a compatible cubin, or PTX."""
 
@@ -42,7 +42,8 @@ class Row:
     Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `serial_parts` is 1 if tiles that are not
         split add k in the parts of those that are. `max_ctas` is the largest grid of stream-K,
         0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. An expression with
-        `reductions` of rows stores in the workspace a float for each row and each `panel_columns` of B. See Clocks for
+        `reductions` of rows stores in the workspace a float for each row and each `panel_columns` of B, and one with
+        `column_reductions` a float for each column of D and each PANEL_ROWS. `parts` are 2 for a gated pair. See Clocks for
         `tiles_per_sm` to `calibration`. `order` is the accumulation order of launches that do not split k, as a number, 0 if it is
         unknown or depends on the grid. `cublas_order` is 1 if it is that of cuBLASLt's unsplit kernels.
     """
@@ -69,6 +70,8 @@ class Row:
     max_ctas: int
     panel_columns: int
     reductions: int
+    column_reductions: int
+    parts: int
     operand_bytes: int
     result_bytes: int
     tiles_per_sm: int
@@ -90,6 +93,11 @@ class Row:
     order: int
     cublas_order: int
 
+    @property
+    def reduces(self) -> bool:
+        """Whether the expression has reductions."""
+        return self.reductions + self.column_reductions > 0
+
     def work(self, m: int, n: int, batch: int) -> int:
         """Return the CTA tiles of a problem: tiles times splits times batch. Splits that a launch decides do not count."""
         return self.tiles(m, n) * self.splits * batch
@@ -109,14 +117,18 @@ class Row:
         if splits > 1:
             places = (self.tiles(m, n) * batch - whole) * splits
         size = places * self.partial_bytes
-        if self.reductions:
-            size += self.reductions * batch * -(-n // self.panel_columns) * m * ACCUMULATOR_BYTES
+        if self.reduces:
+            floats = self.reductions * -(-n // self.panel_columns) * m
+            floats += self.column_reductions * -(-m // PANEL_ROWS) * (n // self.parts)
+            size += floats * batch * ACCUMULATOR_BYTES
         return WORKSPACE_COUNTERS * COUNTER_BYTES + size if size else 0
 
     def has_counters(self, m: int, n: int, batch: int) -> bool:
-        """Return whether a workspace has enough counters for the variant's own splits, or for the rows of tiles that it reduces."""
-        if self.reductions:
-            return -(-m // self.tile_m) * batch <= WORKSPACE_COUNTERS
+        """Return whether a workspace has enough counters for the variant's own splits, or for the tiles that it reduces."""
+        if self.reduces:
+            rows = -(-m // self.tile_m) if self.reductions else 0
+            columns = -(-n // self.tile_n) if self.column_reductions else 0
+            return (rows + columns) * batch <= WORKSPACE_COUNTERS
         return self.splits == 1 or not self.partial_bytes or self.tiles(m, n) * batch <= WORKSPACE_COUNTERS
 
 
@@ -273,7 +285,9 @@ def row_of(
         partial_bytes=traits.partial_bytes,
         max_ctas=traits.max_ctas,
         panel_columns=traits.panel_columns,
-        reductions=len(traits.epilogue.reductions) if traits.epilogue else 0,
+        reductions=len(traits.epilogue.row_reductions) if traits.epilogue else 0,
+        column_reductions=len(traits.epilogue.column_reductions) if traits.epilogue else 0,
+        parts=2 if traits.epilogue and traits.epilogue.gated else 1,
         operand_bytes=DTYPES[traits.dtype_a].bytes,
         result_bytes=DTYPES[traits.dtype_d].bytes,
         tiles_per_sm=clocks.tiles_per_sm,

@@ -140,9 +140,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Output:
-    """A result beside D: a node as a matrix of type `dtype`, or reduced along the rows of D. An empty type is that of D.
+    """A result beside D: a node as a matrix of type `dtype`, or a reduction of its rows or columns. An empty type is that of D.
 
-    Shapes: (m, n) for a matrix, (m,) in f32 for a reduction, whose kind is `column`.
+    Shapes: (m, n) for a matrix. A reduction is in f32: (m,) and of kind `column` if it reduces rows, (n,) and of kind `row` if
+        it reduces columns.
     """
 
     node: int
@@ -152,15 +153,24 @@ class Output:
 
     @property
     def kind(self) -> str:
-        return "column" if self.reduce else "matrix"
+        if not self.reduce:
+            return "matrix"
+        return "row" if self.reduce.startswith(OF_COLUMNS) else "column"
+
+    @property
+    def function(self) -> str:
+        """The name of the reduction in formulas: row_sum, row_max, column_sum or column_max."""
+        return self.reduce if self.kind == "row" else f"row_{self.reduce}"
 
     def of(self, dtype_d: str) -> str:
         """Return the type in a kernel whose D has this type."""
         return "f32" if self.reduce else self.dtype or dtype_d
 
 
-REDUCTIONS = ("sum", "max")
-"""Reductions along a row of D."""
+OF_COLUMNS = "column_"
+"""How the names of reductions of columns start."""
+REDUCTIONS = ("sum", "max", "column_sum", "column_max")
+"""Reductions of each row of D, then of each column."""
 MAX_REDUCTIONS = 4
 
 
@@ -205,8 +215,18 @@ class Epilogue:
 
     @property
     def reductions(self) -> tuple[Output, ...]:
-        """The outputs that are reduced along rows."""
-        return tuple(one for one in self.outputs if one.reduce)
+        """The outputs that are reductions: first those of rows, then those of columns."""
+        return (*self.row_reductions, *self.column_reductions)
+
+    @property
+    def row_reductions(self) -> tuple[Output, ...]:
+        """The outputs that reduce rows."""
+        return tuple(one for one in self.outputs if one.kind == "column")
+
+    @property
+    def column_reductions(self) -> tuple[Output, ...]:
+        """The outputs that reduce columns."""
+        return tuple(one for one in self.outputs if one.kind == "row")
 
     @property
     def steps(self) -> int:
@@ -247,7 +267,7 @@ class Epilogue:
                 text, loose, names = f"t{names}", False, names + 1
             written.append((text, loose))
         further = [
-            f"row_{one.reduce}({written[one.node][0]})"
+            f"{one.function}({written[one.node][0]})"
             if one.reduce
             else f"{one.dtype}({written[one.node][0]})"
             if one.dtype

@@ -78,9 +78,9 @@ def gradients(epilogue: Epilogue, given_by: Mapping[int, Input] | None = None) -
 
     `given_by` has the results that the loss depends on, 0 for D, 1 for out1, and so on, and the input that is the gradient by
     each: by default, D and its `gradient_of`. The values take these and the leaves of the expression. They may have the
-    operations `row_sum` and `row_max`, which reduce the rows of D.
+    operations `row_sum` and `row_max`, which reduce the rows of D, and `column_sum` and `column_max`.
 
-    Shapes: the gradient of a reduction is (m, 1), like its value.
+    Shapes: the gradient of a reduction is (m, 1) or (1, n), like its value.
     """
     nodes = values_of(epilogue)
     given: dict[Value, Value] = {}
@@ -88,9 +88,9 @@ def gradients(epilogue: Epilogue, given_by: Mapping[int, Input] | None = None) -
         output = epilogue.outputs[result - 1] if result else None
         node = nodes[output.node if output else epilogue.result]
         part = Value("input", given=its_gradient)
-        if output and output.reduce == "max":  # equal maxima share it, as with torch.amax
-            largest = where(node == Value("row_max", (node,)), 1.0, 0.0)
-            part = part * largest / Value("row_sum", (largest,))
+        if output and output.reduce.endswith("max"):  # equal maxima share it, as with torch.amax
+            largest = where(node == Value(output.function, (node,)), 1.0, 0.0)
+            part = part * largest / Value(output.function.replace("max", "sum"), (largest,))
         given[node] = given[node] + part if node in given else part
     found: dict[str, Value] = {}
     for node in reversed(nodes):

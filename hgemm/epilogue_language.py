@@ -265,7 +265,7 @@ def f32(x: Any) -> Value:
 
 @dataclass(frozen=True)
 class Reduced:
-    """A reduction of a value along the rows of D. It can only be returned, after D."""
+    """A reduction of the rows or columns of a value. It can only be returned, after D."""
 
     value: Value
     reduce: str
@@ -289,16 +289,25 @@ def row_sum_squares(x: Any) -> Reduced:
     return _reduced(_value(x) * x, "sum")
 
 
+def column_sum(x: Any) -> Reduced:
+    """Return the sum of each column, (n,) in f32."""
+    return _reduced(x, "column_sum")
+
+
+def column_max(x: Any) -> Reduced:
+    """Return the largest number of each column, (n,) in f32."""
+    return _reduced(x, "column_max")
+
+
+def column_sum_squares(x: Any) -> Reduced:
+    """Return the sum of the squares of each column, (n,) in f32."""
+    return _reduced(_value(x) * x, "column_sum")
+
+
 def _reduced(x: Any, reduce: str) -> Reduced:
     x = _value(x)
-    check_conditions(f"row_{reduce}", [x.is_condition])
+    check_conditions(Output(0, reduce=reduce).function, [x.is_condition])
     return Reduced(x, reduce)
-
-
-def _of_columns(x: Any) -> Any:
-    raise EpilogueError(
-        "columns of D cannot be reduced: compute the transposed product, B^T times A^T, and reduce its rows"
-    )
 
 
 def leaky_relu(x: Any, slope: Any = 0.01) -> Value:
@@ -322,13 +331,10 @@ def clamp(x: Any, low: Any, high: Any) -> Value:
     return minimum(maximum(x, low), high)
 
 
-column_sum = column_max = column_sum_squares = _of_columns
-
 FUNCTIONS: Mapping[str, Callable[..., Value | Reduced]] = {
     **{one.__name__: one for one in (minimum, maximum, where, exp, log, tanh, sigmoid, sqrt, rsqrt, erf, softplus)},
     **{one.__name__: one for one in (relu, leaky_relu, gelu, gelu_tanh, silu, hardswish, clamp, f16, bf16, f32)},
-    **{one.__name__: one for one in (row_sum, row_max, row_sum_squares)},
-    **dict.fromkeys(("column_sum", "column_max", "column_sum_squares"), _of_columns),
+    **{one.__name__: one for one in (row_sum, row_max, row_sum_squares, column_sum, column_max, column_sum_squares)},
     "abs": absolute,
     "min": minimum,
     "max": maximum,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import PAIR_COLUMNS, Epilogue, as_f32
+from hgemm.epilogue import OF_COLUMNS, PAIR_COLUMNS, Epilogue, as_f32
 
 F32_ROUND, _F32_CUT = 2.0**-24, 2.0**-23
 _TINY = 2.0**-126
@@ -267,7 +267,7 @@ def evaluate(epilogue: Epilogue, accumulator: Interval, inputs: Mapping[str, np.
 
 
 def evaluate_all(epilogue: Epilogue, accumulator: Interval, inputs: Mapping[str, np.ndarray]) -> tuple[Interval, ...]:
-    """Return D and the further outputs, before they are rounded to their types. Reductions have one column.
+    """Return D and the further outputs, before they are rounded to their types. Reductions have one column, or one row.
 
     Shapes: the accumulator (batch, m, n); inputs broadcast to it, or to (batch, m, n / 2) for a gated pair. Their values are
         exact. Where there is no bound, all three fields are NaN.
@@ -302,11 +302,11 @@ def _where_bounded(found: Any, shape: tuple[int, ...]) -> Interval:
 
 
 def _reduced(found: Interval, reduce: str) -> Interval:
-    """Reduce the rows. A sum in f32 of n numbers, in any order, has an error of at most n half units of the sum of magnitudes."""
-    ends = (found.exact, found.low, found.high)
-    if reduce == "max":
-        return Interval(*(one.max(axis=-1, keepdims=True) for one in ends))
-    exact, low, high = (one.sum(axis=-1, keepdims=True) for one in ends)
-    largest = np.maximum(np.abs(found.low), np.abs(found.high)).sum(axis=-1, keepdims=True)
-    error = found.exact.shape[-1] * (F32_ROUND * largest * 1.01 + _TINY * F32_ROUND)
+    """Reduce rows or columns. A sum of n numbers in f32, in any order, has an error of at most n half units of their magnitudes."""
+    ends, axis = (found.exact, found.low, found.high), -2 if reduce.startswith(OF_COLUMNS) else -1
+    if reduce.endswith("max"):
+        return Interval(*(one.max(axis=axis, keepdims=True) for one in ends))
+    exact, low, high = (one.sum(axis=axis, keepdims=True) for one in ends)
+    largest = np.maximum(np.abs(found.low), np.abs(found.high)).sum(axis=axis, keepdims=True)
+    error = found.exact.shape[axis] * (F32_ROUND * largest * 1.01 + _TINY * F32_ROUND)
     return Interval(exact, low - error, high + error).widened(0.0)

@@ -101,7 +101,8 @@ def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
 def _output_matrix(traits: LaunchTraits, problem: Problem, output: Output, aux: Aux) -> Matrix:
     if output.reduce:
         name, size = OUTPUT + output.name, DTYPES["f32"].bytes
-        return Matrix(name, aux.pointer, 1, problem.m, problem.m, problem.batch, aux.batch_stride, size, 1)
+        count = problem.m if output.kind == "column" else traits.columns_of_d(problem.n)
+        return Matrix(name, aux.pointer, 1, count, count, problem.batch, aux.batch_stride, size, 1)
     given = Input(output.name, "matrix", output.of(traits.dtype_d))
     return replace(_aux_matrix(traits, problem, given, aux), name=OUTPUT + output.name)
 
@@ -211,7 +212,9 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
         yield f"{count} CTA tiles exceed the {MAX_CTAS} of a launch: use a larger tile, or a smaller batch"
     counters = used_counters(traits, problem.m, problem.n, problem.batch, problem.options)
     if counters > WORKSPACE_COUNTERS:
-        what, fix = ("rows of tiles are reduced", "") if traits.panel_columns else ("tiles share k", "1 split, or ")
+        what, fix = (
+            ("rows and columns of tiles are reduced", "") if traits.panel_columns else ("tiles share k", "1 split, or ")
+        )
         yield f"{counters} {what}: a workspace has counters for {WORKSPACE_COUNTERS}; use {fix}a larger tile"
 
 
@@ -330,22 +333,30 @@ def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, option
     return WORKSPACE_COUNTERS * COUNTER_BYTES + size if size else 0
 
 
+PANEL_ROWS = 16
+"""Rows of D of a partial reduction of a column."""
+
+
 def reduced_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int:
     """Return the bytes of the partial reductions of an expression.
 
-    Shapes: (reductions, batch, panels of `panel_columns`, m) in f32.
+    Shapes: (reductions of rows, batch, panels of `panel_columns`, m) in f32, then (reductions of columns, batch, panels of
+        PANEL_ROWS, columns of D).
     """
     if not traits.panel_columns or not traits.epilogue:
         return 0
-    return len(traits.epilogue.reductions) * batch * -(-n // traits.panel_columns) * m * DTYPES["f32"].bytes
+    of_rows = len(traits.epilogue.row_reductions) * -(-n // traits.panel_columns) * m
+    of_columns = len(traits.epilogue.column_reductions) * -(-m // PANEL_ROWS) * traits.columns_of_d(n)
+    return (of_rows + of_columns) * batch * DTYPES["f32"].bytes
 
 
 def used_counters(traits: LaunchTraits, m: int, n: int, batch: int = 1, options: LaunchOptions | None = None) -> int:
     """Return how many counters a launch uses, the first ones of the workspace: one per tile that CTAs share."""
     if traits.grid_rule == "stream_k":
         return min(tiles(traits, m, n) * batch, PARTIAL_TILES_PER_CTA * traits.max_ctas)
-    if traits.panel_columns:  # a reduction: one per row of CTA tiles
-        return -(-m // traits.tile_m) * batch
+    if traits.panel_columns and traits.epilogue:  # a reduction: one per row, and one per column of CTA tiles
+        rows = -(-m // traits.tile_m) if traits.epilogue.row_reductions else 0
+        return (rows + (-(-n // traits.tile_n) if traits.epilogue.column_reductions else 0)) * batch
     return shared_tiles(traits, m, n, batch, options)
 
 

@@ -54,8 +54,8 @@ class LaunchTraits:
         variant, because its workspace has room for that many; 0 is no limit. `persistent` CTAs compute tiles until none is
         left. `partial_bytes` are those of a tile's partial accumulators in a workspace, 0 if it never needs one. `raster` is
         that of the spec. Grid rule, raster and bias `launch` leave the decision to each launch. With
-        an `epilogue`, D is its expression; beta, bias and activation are then off. If that reduces rows, a workspace has a number
-        for each row of D and each `panel_columns` of B.
+        an `epilogue`, D is its expression; beta, bias and activation are then off. If that has reductions, those of rows store a
+        number in the workspace for each row of D and each `panel_columns` of B.
     """
 
     symbol: str
@@ -223,7 +223,7 @@ class LaunchTraits:
 
 
 def has_reductions(spec: Mapping[str, Any]) -> bool:
-    """Return whether the expression of a spec reduces rows."""
+    """Return whether the expression of a spec has reductions."""
     found = parse_epilogue(spec.get("epilogue", NONE))
     return bool(found and found.reductions)
 

@@ -435,7 +435,8 @@ def empty_product(a: Any, b: Any, epilogue: Epilogue | None = None) -> Any:
     d = new_array(a, (*rows, columns))
     if not epilogue or not epilogue.outputs:
         return d
-    return (d, *(new_array(a, rows if one.reduce else (*rows, columns), one.of("")) for one in epilogue.outputs))
+    shapes = {"row": (*rows[:-1], columns), "column": rows, "matrix": (*rows, columns)}
+    return (d, *(new_array(a, shapes[one.kind], one.of("")) for one in epilogue.outputs))
 
 
 def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterator[Kind]:

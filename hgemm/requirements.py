@@ -11,7 +11,7 @@ from hgemm.selection_query import SelectionQuery, Target
 
 FEWER_TILES = f"fewer CTA tiles ({MAX_CTAS} at most)"
 FEWER_SHARED = f"fewer tiles that share k ({WORKSPACE_COUNTERS} at most)"
-FEWER_REDUCED = f"fewer rows of tiles that are reduced ({WORKSPACE_COUNTERS} at most)"
+FEWER_REDUCED = f"fewer rows and columns of tiles that are reduced ({WORKSPACE_COUNTERS} at most)"
 
 
 def row_supports(row: Row, query: SelectionQuery, target: Target) -> bool:
@@ -35,6 +35,6 @@ def unmet_requirements(row: Row, query: SelectionQuery, target: Target) -> Itera
     if row.work(q.m, q.n, q.batch) > MAX_CTAS:
         yield FEWER_TILES
     elif not row.has_counters(q.m, q.n, q.batch):
-        yield FEWER_REDUCED if row.reductions else FEWER_SHARED
+        yield FEWER_REDUCED if row.reduces else FEWER_SHARED
     elif row.workspace_bytes(q.m, q.n, q.batch) > q.workspace_bytes:
         yield f"more workspace ({q.workspace_bytes} B are given)"

@@ -79,7 +79,8 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
         extents[INPUT + one.name] = (shape, dtype, align)
     for output in traits.outputs:
         dtype = output.of(traits.dtype_d)
-        shape, align = ((1, s.m), 1) if output.reduce else ((s.m, n), aux_align(traits, dtype))
+        shape = {"row": (1, n), "column": (1, s.m), "matrix": (s.m, n)}[output.kind]
+        align = aux_align(traits, dtype) if output.kind == "matrix" else 1
         extents[OUTPUT + output.name] = (shape, dtype, align)
     inputs, matrices = (
         [name for name in extents if name.startswith((INPUT, OUTPUT))],
@@ -549,7 +550,7 @@ class Trial:
         check = compare(str(self.case), decode(found, self.traits.dtype_d), expected, self.kind)
         for output, one in zip(self.traits.outputs, expected.outputs):
             values = decode(self.found[output.name], one.dtype_d)
-            values = values.swapaxes(1, 2) if output.reduce else values
+            values = values.swapaxes(1, 2) if output.kind == "column" else values
             other = compare(str(self.case), values, one, f"{self.kind}, {output.name}")
             check = _worse(check, other)
         return check

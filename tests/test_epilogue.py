@@ -96,7 +96,8 @@ ILLEGAL = [
     ("acc + (acc < 1)", "add takes numbers"),
     ("(acc, row_sum(acc) + 1)", "a reduction is known after all tiles"),
     ("(row_sum(acc), acc)", "the first result is D, a matrix"),
-    ("(acc, column_sum(acc))", "compute the transposed product"),
+    ("(acc, column_sum(acc) * 2)", "a reduction is known after all tiles"),
+    ("(acc, column_max(acc < 0))", "column_max takes numbers"),
     ("(bias, acc)", "does not depend on the accumulator"),
     ("(acc, acc < 1)", "the result is a condition"),
     ("(acc" + ", acc" * 9 + ")", "0 inputs and 9 further outputs"),
@@ -286,13 +287,14 @@ def test_a_function_returns_several_results() -> None:
             parse_epilogue(json.dumps({**json.loads(found.text), **changed}, separators=(",", ":")))
 
 
-def test_reductions_have_a_bound() -> None:
-    found = epilogue_of("(acc, row_sum(acc), row_max(acc), row_max(log(acc)))")
-    acc = np.random.default_rng(0).standard_normal((1, 3, 50)).astype(np.float32).astype(np.float64)
+@pytest.mark.parametrize("name, axis", [("row", 2), ("column", 1)])
+def test_reductions_have_a_bound(name: str, axis: int) -> None:
+    found = epilogue_of(f"(acc, {name}_sum(acc), {name}_max(acc), {name}_max(log(acc)))")
+    acc = np.random.default_rng(0).standard_normal((1, 30, 50)).astype(np.float32).astype(np.float64)
     _, sums, most, undefined = evaluate_all(found, Interval.around(acc), {})
-    in_f32 = acc.astype(np.float32).cumsum(axis=2, dtype=np.float32)[..., -1:]
+    in_f32 = acc.astype(np.float32).cumsum(axis=axis, dtype=np.float32).take([-1], axis=axis)
     assert np.all((sums.low < in_f32) & (in_f32 < sums.high)) and sums.error.max() < 1e-3
-    assert np.array_equal(most.exact, acc.max(axis=2, keepdims=True)) and not most.error.any()
+    assert np.array_equal(most.exact, acc.max(axis=axis, keepdims=True)) and not most.error.any()
     assert np.isnan(undefined.exact).all()
 
 
@@ -310,12 +312,32 @@ def test_kernels_that_cannot_reduce_rows_say_why(options: dict[str, str], reason
     assert reason in (further_results(refused.plan) or "")
 
 
+def test_kernels_that_reduce_columns_store_from_registers() -> None:
+    asked = {"arch": "sm_80", "tile": "64x64x32", "epilogue": "(acc, column_sum(acc))"}
+    (plan,) = sweep([asked]).plans
+    assert plan.spec.store == "direct"
+    (refused,) = sweep([{**asked, "store": "smem"}]).illegal
+    assert "epilogue reduces columns; with store smem" in (further_results(refused.plan) or "")
+
+
 def test_a_reduction_needs_a_workspace() -> None:
     (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "(acc, row_sum(acc), row_max(acc))"}]).plans
     traits = LaunchTraits.of(planned(emit(plan, ROOT / "templates")))
     panels = -(-100 // plan.spec.warp_tile.n)
     assert workspace_bytes(traits, 70, 100, 3) == WORKSPACE_COUNTERS * COUNTER_BYTES + 2 * 3 * panels * 70 * 4
     assert used_counters(traits, 70, 100, 3) == 6
+
+
+@pytest.mark.parametrize(
+    "text, columns", [("(acc, column_sum(acc), row_max(acc))", 96), ("(gate * up, column_max(up))", 48)]
+)
+def test_a_reduction_of_columns_needs_a_workspace(text: str, columns: int) -> None:
+    (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": text}]).plans
+    traits = LaunchTraits.of(planned(emit(plan, ROOT / "templates")))
+    rows = "row_max" in text
+    floats = 5 * columns + rows * -(-96 // plan.spec.warp_tile.n) * 70
+    assert workspace_bytes(traits, 70, 96, 3) == WORKSPACE_COUNTERS * COUNTER_BYTES + 3 * floats * 4
+    assert used_counters(traits, 70, 96, 3) == (2 + 2 * rows) * 3
 
 
 RESULTS = "residual: Matrix; y = acc + bias + residual; (y, f32(acc), bf16(y), row_max(abs(y)), row_sum_squares(y))"
@@ -325,6 +347,17 @@ RESULTS = "residual: Matrix; y = acc + bias + residual; (y, f32(acc), bf16(y), r
 def test_further_results_are_right(arch: str, hasty_workshop: HostToolchain) -> None:
     (plan,) = sweep([{"arch": arch, "tile": "64x64x32", "epilogue": RESULTS}]).plans
     shapes = (Shape(33, 150, 40), Shape(65, 25, 70, 2))
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop, shapes).checks
+    assert not [check.reason for check in checks if not check.passed]
+
+
+COLUMNS = "scale: Column; y = acc * scale + bias; (y, column_max(abs(y)), row_sum(y), column_sum(y), column_sum(y))"
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_reductions_of_columns_are_right(arch: str, hasty_workshop: HostToolchain) -> None:
+    (plan,) = sweep([{"arch": arch, "tile": "64x64x32", "epilogue": COLUMNS}]).plans
+    shapes = (Shape(133, 150, 40), Shape(65, 25, 70, 2))
     checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop, shapes).checks
     assert not [check.reason for check in checks if not check.passed]
 

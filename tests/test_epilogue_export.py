@@ -30,6 +30,7 @@ from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
 from generator.store.library import Library
 from generator.sweep import sweep
+from hgemm.epilogue import Epilogue
 from hgemm.epilogue_language import epilogue_of
 from hgemm.errors import UnsupportedError
 from hgemm.launch import workspace_bytes
@@ -46,6 +47,12 @@ OTHER = epilogue_of("hgemm_gate: Matrix['f32']; silu(hgemm_gate) * acc")
 GATED = epilogue_of("silu(gate) * up + bias")
 SEVERAL = epilogue_of(
     "bias: Row; residual: Matrix; y = alpha * acc + beta * bias + residual; (relu(y), f32(y), row_sum_squares(y), row_max(y))"
+)
+COLUMNS = epilogue_of(
+    "bias: Row; residual: Matrix; y = acc + bias + residual; (relu(y), f32(y), column_sum(y), row_max(y))"
+)
+OF_COLUMNS = epilogue_of(
+    "bias: Row; residual: Matrix; y = silu(gate) * up + bias + residual; (y, f32(y), column_max(y), row_max(y))"
 )
 BASE = 0x700000000000
 A100 = Target((8, 0), 108, 166912)
@@ -88,6 +95,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         {**common, "tile": "64x64x32", "epilogue": str(OTHER)},
         {**common, "tile": "128x128x32", "epilogue": str(GATED)},
         {**common, "tile": "64x64x32,128x128x32", "epilogue": str(SEVERAL), "align": "8,1"},
+        {**common, "tile": "64x64x32,128x128x32", "epilogue": str(COLUMNS), "align": "8,1"},
+        {**common, "tile": "64x64x32", "epilogue": str(OF_COLUMNS), "align": "8,1"},
     ]
     kernels = [emit(plan, templates) for plan in sweep(texts).plans]
     return paper_library(tmp_path_factory.mktemp("expressions") / "library", kernels)
@@ -146,12 +155,13 @@ def test_the_list_names_the_inputs(c: ctypes.CDLL, library: Library) -> None:
             assert listed.contents.input_count == len(inputs)
             wanted = {FUSED: [("bias", 1, -1), ("scale", 2, 2), ("gain", 0, -1), ("residual", 3, -1)]}
             wanted |= {OTHER: [("hgemm_gate", 3, 2)], GATED: [("bias", 1, -1)]}
-            wanted |= {SEVERAL: [("bias", 1, -1), ("residual", 3, -1)]}
+            wanted |= dict.fromkeys((SEVERAL, COLUMNS, OF_COLUMNS), [("bias", 1, -1), ("residual", 3, -1)])
             assert inputs == wanted[epilogue] and listed.contents.columns == 1 + epilogue.gated
             outputs = [
                 (one.name, one.kind, one.dtype) for one in listed.contents.outputs[: listed.contents.output_count]
             ]
-            assert outputs == ([(b"out1", 3, 2), (b"out2", 2, 2), (b"out3", 2, 2)] if epilogue == SEVERAL else [])
+            kinds = {SEVERAL: (3, 2, 2), COLUMNS: (3, 1, 2), OF_COLUMNS: (3, 1, 2)}.get(epilogue, ())
+            assert outputs == [(f"out{at}".encode(), its, 2) for at, its in enumerate(kinds, 1)]
 
 
 @pytest.mark.parametrize("ld", [None, 305, 308])
@@ -255,9 +265,10 @@ def test_a_matrix_of_ds_type_may_be_d(c: ctypes.CDLL) -> None:
 
 
 def with_results(m: int = 200, n: int = 304, batch: int = 1) -> Problem:
-    """Return a problem of SEVERAL with operands that are far apart."""
+    """Return a problem of SEVERAL or COLUMNS with operands that are far apart."""
     first, (bias, residual, *results) = problem(m, n, batch=batch), (BASE + (at << 36) for at in range(10, 15))
-    outputs = (Aux(results[0], n, m * n), Aux(results[1], batch_stride=m), Aux(results[2], batch_stride=m))
+    stride = max(m, n)
+    outputs = (Aux(results[0], n, m * n), *(Aux(one, batch_stride=stride) for one in results[1:]))
     return replace(first, aux=(Aux(bias), Aux(residual, n, m * n), *outputs))
 
 
@@ -265,13 +276,18 @@ def with_results(m: int = 200, n: int = 304, batch: int = 1) -> Problem:
 @pytest.mark.parametrize(
     "m, batch, ld", [(200, 1, 304), (200, 3, 304), (200, 3, 309), (1 << 22, 2, 304), (1 << 22, 3, 304)]
 )
+@pytest.mark.parametrize("expression", [SEVERAL, COLUMNS, OF_COLUMNS], ids=["rows", "columns", "columns of a pair"])
 def test_workspaces_count_reductions(
-    c: ctypes.CDLL, library: Library, m: int, batch: int, ld: int, workspace: int
+    c: ctypes.CDLL, library: Library, expression: Epilogue, m: int, batch: int, ld: int, workspace: int
 ) -> None:
     given, opened = with_results(m, batch=batch), open_library(library.folder)
     given = replace(given, aux=(*given.aux[:2], replace(given.aux[2], leading=ld, batch_stride=m * ld), *given.aux[3:]))
-    query = SelectionQuery.of(kind(SEVERAL.hash), given, workspace, SEVERAL)
-    words, choice, selector = CProblem.of(kind(SEVERAL.hash), given, workspace), CChoice(), Selector(opened.table, A100)
+    query = SelectionQuery.of(kind(expression.hash), given, workspace, expression)
+    words, choice, selector = (
+        CProblem.of(kind(expression.hash), given, workspace),
+        CChoice(),
+        Selector(opened.table, A100),
+    )
     status = c.fuse_select_for(ctypes.byref(CDevice(8, 0, 108, 166912)), ctypes.byref(words), ctypes.byref(choice))
     try:
         python = selector.choose(query)

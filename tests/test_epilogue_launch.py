@@ -24,7 +24,7 @@ from generator.spec import symbol_of
 from generator.store.library import Library as Store
 from generator.sweep import sweep
 from hgemm import Library, ProblemError
-from hgemm.epilogue_language import Column, Matrix, Row, Scalar, epilogue_of, relu, row_sum_squares, trace
+from hgemm.epilogue_language import Column, Matrix, Row, Scalar, column_max, epilogue_of, relu, row_sum_squares, trace
 from hgemm.errors import UnsupportedError
 from hgemm.products import empty_product
 from hgemm.selection_query import SelectionQuery, Target
@@ -36,7 +36,7 @@ def fused(acc, bias: Row, scale: Column, residual: Matrix[f32], gain: Scalar, al
 
 def several(acc, bias: Row, residual: Matrix):
     y = acc + bias + residual
-    return y, relu(y), row_sum_squares(y)
+    return y, relu(y), row_sum_squares(y), column_max(y)
 
 
 class ExpressionDriver(ComputingDriver):
@@ -207,14 +207,19 @@ def kernel_of(library: Library, function) -> hgemm.Kernel:
 
 def results_of(arrays: dict, m: int = 40, n: int = 48, batch: tuple[int, ...] = ()) -> tuple[dict, dict, tuple]:
     """Return the arrays of a call of `several`, its inputs, and its results."""
-    results = (arrays.pop("out"), np.zeros((*batch, m, n), "f2"), np.zeros((*batch, m), "f4"))
+    results = (
+        arrays.pop("out"),
+        np.zeros((*batch, m, n), "f2"),
+        np.zeros((*batch, m), "f4"),
+        np.zeros((*batch, n), "f4"),
+    )
     return arrays, {"bias": numbers(n), "residual": numbers(*batch, m, n)}, results
 
 
 def check_results(arrays: dict, inputs: dict, results: tuple) -> None:
     y = product(arrays["a"], arrays["b"]) + inputs["bias"].astype(float) + inputs["residual"]
     assert (results[0] == y).all() and (results[1] == np.maximum(y, 0)).all()
-    assert np.allclose(results[2], (y * y).sum(-1), rtol=1e-6)
+    assert np.allclose(results[2], (y * y).sum(-1), rtol=1e-6) and np.allclose(results[3], y.max(-2))
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
@@ -256,11 +261,12 @@ def test_unfit_results_are_rejected(opened: Library, driver: ExpressionDriver) -
             library.matmul(**on_gpu(arrays), out=out, epilogue=several, inputs=on_gpu(inputs))
 
     rejected(None, "out is missing, and a new Cuda cannot be made: pass out")
-    rejected(results[:2], r"out has 2 arrays: pass a tuple of 3 arrays \(d, out1, out2\)")
-    rejected((*results[:2], np.zeros(41, "f4")), r"output out2 is \(41,\), not \(40,\)")
-    rejected((*results[:2], np.zeros(40, "f2")), "output out2 is f16, not f32")
-    rejected((results[0], results[0], results[2]), "D overlaps output out1")
-    rejected((*results[:2], results[1].reshape(-1).view("f4")[:40]), "output out1 overlaps output out2")
+    rejected(results[:2], r"out has 2 arrays: pass a tuple of 4 arrays \(d, out1, out2, out3\)")
+    rejected((*results[:2], np.zeros(41, "f4"), results[3]), r"output out2 is \(41,\), not \(40,\)")
+    rejected((*results[:2], np.zeros(40, "f2"), results[3]), "output out2 is f16, not f32")
+    rejected((*results[:3], np.zeros(40, "f4")), r"output out3 is \(40,\), not \(48,\)")
+    rejected((results[0], results[0], *results[2:]), "D overlaps output out1")
+    rejected((*results[:2], results[1].reshape(-1).view("f4")[:40], results[3]), "output out1 overlaps output out2")
     small = hgemm.open(opened.folder, workspace_bytes=1 << 18)
     needed = kernel_of(opened, several).workspace_bytes(40, 48)
     with pytest.raises(
@@ -334,8 +340,9 @@ def test_new_arrays_are_made_for_several_results(
 
 def test_new_arrays_have_the_types_of_results() -> None:
     a, b = (np.zeros(shape, "f2").view(StandardArray) for shape in ((5, 8), (8, 32)))
-    results = empty_product(a, b, epilogue_of("(silu(gate) * up, f32(gate), row_sum(up))"))
-    assert [(one.shape, one.dtype.str[1:]) for one in results] == [((5, 16), "f2"), ((5, 16), "f4"), ((5,), "f4")]
+    results = empty_product(a, b, epilogue_of("(silu(gate) * up, f32(gate), row_sum(up), column_sum(up))"))
+    shapes = [((5, 16), "f2"), ((5, 16), "f4"), ((5,), "f4"), ((16,), "f4")]
+    assert [(one.shape, one.dtype.str[1:]) for one in results] == shapes
     with pytest.raises(ProblemError, match="a new StandardArray of bfloat16 cannot be made .*: pass out"):
         empty_product(a, b, epilogue_of("(acc, bf16(acc))"))
 

@@ -28,6 +28,8 @@ FORMULAS = {
     "pair": "silu(gate) * up + bias",
     "results": "residual: Matrix; y = gelu(acc + bias) + residual; (y, f32(y * acc), row_sum_squares(y), row_max(y * bias))",
     "results of a pair": "scale: Column; (silu(gate) * up, gate * scale, row_sum(up), row_max(scale))",
+    "columns": "residual: Matrix; y = gelu(acc + bias) + residual; (y, column_sum_squares(y), column_max(y * bias), row_sum(y))",
+    "columns of a pair": "scale: Row; (silu(gate) * up, column_sum(up * scale), column_max(scale))",
 }
 
 
@@ -52,7 +54,8 @@ def compute(a, b, arrays, *, epilogue, names, numbers, alpha=1.0, beta=0.0, batc
     found = [x.expand(leaves.d) for x in evaluate(results, leaves.of(values), fused_operator.FUNCTIONS)]
     for at, one in enumerate(expression.outputs, 1):
         if one.reduce:
-            found[at] = found[at].sum(-1) if one.reduce == "sum" else found[at].amax(-1)
+            axis = -1 if one.kind == "column" else -2
+            found[at] = found[at].sum(axis) if one.reduce.endswith("sum") else found[at].amax(axis)
     promised = fused_operator._meta(a, b, arrays, epilogue=epilogue, names=names, numbers=numbers)
     return [
         x.to(made.dtype).clone(memory_format=torch.contiguous_format) for x, made in zip(found, promised, strict=True)
@@ -87,7 +90,7 @@ def test_gradients_are_those_of_finite_differences(formula: str, batch: tuple[in
 
 @pytest.mark.parametrize("batch, shared", [((), False), ((2,), True)])
 @pytest.mark.parametrize(
-    "formula", [name for name in FORMULAS if name not in ("constant slope", "results", "results of a pair")]
+    "formula", [name for name in FORMULAS if name != "constant slope" and not name.startswith(("results", "columns"))]
 )
 def test_one_launch_computes_the_derivatives(
     formula: str, batch: tuple[int, ...], shared: bool, monkeypatch: pytest.MonkeyPatch
@@ -163,10 +166,11 @@ def test_types_inputs_and_numbers_are_converted(monkeypatch: pytest.MonkeyPatch)
 
 def test_several_results_have_their_types_and_shapes() -> None:
     a, b = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((2, M, K), (K, N)))
-    results = hgemm_torch.fused(a, b, "(relu(acc), f32(acc), row_sum_squares(acc))")
+    results = hgemm_torch.fused(a, b, "(relu(acc), f32(acc), row_sum_squares(acc), column_max(acc))")
     product = (a @ b).detach()
-    shapes = [((2, M, N), torch.bfloat16), ((2, M, N), torch.float32), ((2, M), torch.float32)]
+    shapes = [((2, M, N), torch.bfloat16), *((shape, torch.float32) for shape in ((2, M, N), (2, M), (2, N)))]
     assert [(tuple(one.shape), one.dtype) for one in results] == shapes
+    torch.testing.assert_close(results[3], product.float().amax(-2))
     torch.testing.assert_close(results[2], product.float().square().sum(-1))
     assert fused_operator._meta(
         a.to("meta"), b, [], epilogue=as_epilogue("(acc, row_max(acc))").text, names=[], numbers=[]

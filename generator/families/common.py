@@ -157,12 +157,15 @@ def further_results(plan: Plan) -> str | None:
         return f"epilogue has further results; form {spec.form} stores D only"
     if not found.reductions:
         return None
+    what = "rows" if found.row_reductions else "columns"
     if spec.copy == "ldg":
-        return "epilogue reduces rows; kernels with copy ldg store elements one at a time"
+        return f"epilogue reduces {what}; kernels with copy ldg store elements one at a time"
     if spec.swap_ab:
-        return "epilogue reduces rows; with swapped operands, they are columns of the instruction"
+        return f"epilogue reduces {what}; with swapped operands, rows of D are columns of the instruction"
     if spec.schedule.kind not in WHOLE_TILES:
-        return f"epilogue reduces rows; schedule {spec.schedule} uses the workspace for parts of k"
+        return f"epilogue reduces {what}; schedule {spec.schedule} uses the workspace for parts of k"
+    if found.column_reductions and spec.store == "smem":
+        return "epilogue reduces columns; with store smem, a lane has parts of rows"
     return None
 
 
@@ -235,8 +238,8 @@ def for_pairs(plan: Plan) -> Iterator[Change]:
 
 
 def for_further_results(plan: Plan) -> Iterator[Change]:
-    """Form atoms, and for reductions whole tiles, copies to shared memory, and operands that are not swapped."""
-    changes: list[Change] = [{"form": "atoms"}, {"swap_ab": "off"}]
+    """Form atoms, and for reductions whole tiles, copies to shared memory, D from registers, and operands that are not swapped."""
+    changes: list[Change] = [{"form": "atoms"}, {"swap_ab": "off"}, {"store": "direct"}]
     changes += [{"schedule": kind} for kind in WHOLE_TILES] + [{"copy": "cp_async", "cta_tile": "64x64x64"}]
     yield from changes
     yield from ({**one, **other} for one, other in itertools.combinations(changes, 2) if not one.keys() & other.keys())

@@ -69,7 +69,7 @@ def fused(
 ) -> Tensor | tuple[Tensor, ...]:
     """Return the expression of a product as a new tensor, with gradients for a, b and all inputs that are tensors.
 
-    If the expression has several results, return a tuple of tensors. A reduction of rows is (m,) in f32.
+    If the expression has several results, return a tuple of tensors. A reduction is in f32: (m,) of rows, (n,) of columns.
 
     `epilogue` is a Python function, a text, or a traced function, as for Library.matmul. The backward pass computes the product
     again if a derivative needs it, in one launch if the library has a kernel of `backward_epilogue`. It sums gradients of inputs
@@ -164,7 +164,8 @@ def _meta(
     results = [a.new_empty(shape)]
     for one in expression.outputs:
         dtype = TYPES[one.of("")] if one.of("") and a.dtype is not torch.float64 else a.dtype
-        results.append(a.new_empty(shape[:-1] if one.reduce else shape, dtype=dtype))
+        its_shape = {"row": (*shape[:-2], shape[-1]), "column": shape[:-1], "matrix": shape}[one.kind]
+        results.append(a.new_empty(its_shape, dtype=dtype))
     return results
 
 
@@ -223,7 +224,13 @@ def _accumulators(expression: Epilogue) -> tuple[str, ...]:
 
 def _computed(values: Mapping[str, Value], leaves: _Leaves) -> dict[str, Tensor]:
     """Return the derivatives by name, computed one operation after the other."""
-    functions = {**FUNCTIONS, "row_sum": leaves.row_sum, "row_max": lambda x: x.amax(-1, keepdim=True)}
+    functions = {
+        **FUNCTIONS,
+        "row_sum": lambda x: leaves.expanded(x).sum(-1, keepdim=True),
+        "row_max": lambda x: x.amax(-1, keepdim=True),
+        "column_sum": lambda x: leaves.expanded(x).sum(-2, keepdim=True),
+        "column_max": lambda x: x.amax(-2, keepdim=True),
+    }
     return dict(zip(values, evaluate([*values.values()], leaves.of(values.values()), functions), strict=True))
 
 
@@ -262,14 +269,16 @@ def _backward_expression(
         name = f"gradient{at}"
         while name in taken:
             name += "_"
-        reduces = at > 0 and bool(expression.outputs[at - 1].reduce)
-        gradient_inputs[at] = Input(
-            name, "column" if reduces else "matrix", "" if its == dtype and not reduces else its
-        )
+        kind = expression.outputs[at - 1].kind if at else "matrix"
+        gradient_inputs[at] = Input(name, kind, "" if its == dtype and kind == "matrix" else its)
     values = {name: one for name, one in gradients(expression, gradient_inputs).items() if name in wanted}
     operations = {one.op for one in needed(values.values())}
     first = [name for name in _accumulators(expression) if name in values]
-    if not first or not _uses_product(values.values()) or operations & {"row_sum", "row_max"}:
+    if (
+        not first
+        or not _uses_product(values.values())
+        or operations & {"row_sum", "row_max", "column_sum", "column_max"}
+    ):
         return None
     others = [name for name in values if not any(values[name] is values[one] for one in first)]
     names = [*first, *(name for name in others if _uses_product([values[name]]))]
@@ -332,6 +341,11 @@ class _Leaves:
         self.d = _shape_of_d(expression, a, b)
         self.numbered = tuple(given)
         self.given = {gradient_of(result): gradient for result, gradient in given.items()}
+        axes = {"row": -2, "column": -1}
+        outputs = enumerate(expression.outputs, 1)
+        self.reduced = {
+            gradient_of(at): axes[one.kind] for at, one in outputs if one.kind in axes
+        }  # their missing axes
         self.expression = expression
         self.dtype = torch.float64 if a.dtype is torch.float64 else torch.float32
         self.kinds = {one.name: one.kind for one in expression.operands}
@@ -347,7 +361,7 @@ class _Leaves:
                 return accumulators[value.op]
             if value.given in self.given:
                 gradient = self.given[value.given].to(self.dtype)
-                return gradient if gradient.dim() == len(self.d) else gradient.unsqueeze(-1)
+                return gradient if value.given not in self.reduced else gradient.unsqueeze(self.reduced[value.given])
             name = value.given.name if value.given else ""
             if name in self.arrays:
                 return self.arrays[name].to(self.dtype).reshape(self.shape(name))
@@ -362,9 +376,9 @@ class _Leaves:
         blocks = product.unflatten(-1, (-1, 2, PAIR_COLUMNS))
         return {name: blocks[..., at, :].flatten(-2) for at, name in enumerate(("acc", "up"))}
 
-    def row_sum(self, x: Tensor) -> Tensor:
-        """Return the sums of the rows of D, of a tensor that broadcasts to it."""
-        return x.expand(*x.shape[:-1], self.d[-1]).sum(-1, keepdim=True)
+    def expanded(self, x: Tensor) -> Tensor:
+        """Return a tensor that broadcasts to D with the extents of D."""
+        return x.expand(self.d)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape with which an input broadcasts to D."""

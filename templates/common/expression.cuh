@@ -78,8 +78,11 @@ HGEMM_DEVICE float aux_scalar(Aux const& aux, int batch) {
 
 // ---- Results beside D -----------------------------------------------------------------------------------------------
 
-// A matrix (m, n), or a reduction along the rows of D (m,), which has a slot of its own.
-enum class OutKind { matrix, row_sum, row_max };
+// A matrix (m, n), or a reduction of the rows (m,) or the columns (n,) of D. Each reduction has a slot: first those of rows.
+enum class OutKind { matrix, row_sum, row_max, column_sum, column_max };
+
+HGEMM_DEVICE constexpr bool is_max(OutKind kind) { return kind == OutKind::row_max || kind == OutKind::column_max; }
+HGEMM_DEVICE constexpr bool of_columns(OutKind kind) { return kind == OutKind::column_sum || kind == OutKind::column_max; }
 
 // The results beside D of an expression that has none.
 struct NoOutputs {
@@ -95,26 +98,46 @@ template <class Policy>
 inline constexpr int reductions_of<Policy, typename MakeVoid<typename Policy::Expression>::Type> =
     Policy::Expression::reductions;
 
-// What a lane has reduced so far, by slot.
+template <class Policy, class = void>
+inline constexpr int column_reductions_of = 0;
+template <class Policy>
+inline constexpr int column_reductions_of<Policy, typename MakeVoid<typename Policy::Expression>::Type> =
+    Policy::Expression::column_reductions;
+template <class Policy>
+inline constexpr bool has_reductions = reductions_of<Policy> + column_reductions_of<Policy> > 0;
+
+// What a lane has reduced of a row so far, by slot; and of two neighbouring columns, by slot behind those of rows.
 template <class Policy>
 struct LanePartials {
-  float sum[reductions_of<Policy> > 0 ? reductions_of<Policy> : 1];
+  static constexpr int rows = reductions_of<Policy>, columns = column_reductions_of<Policy>;
+  float sum[rows > 0 ? rows : 1];
+  float column[columns > 0 ? columns : 1][2];
 };
 
-HGEMM_DEVICE float reduced(OutKind kind, float x, float y) { return kind == OutKind::row_max ? fmaxf(x, y) : x + y; }
+HGEMM_DEVICE float reduced(OutKind kind, float x, float y) { return is_max(kind) ? fmaxf(x, y) : x + y; }
+HGEMM_DEVICE float reduction_start(OutKind kind) { return is_max(kind) ? atoms::bits_float(0xff800000u) : 0.f; }
 template <class Policy>
 HGEMM_DEVICE float reduced(int slot, float x, float y) {
   return reduced(Policy::Expression::reduction_kind(slot), x, y);
 }
 template <class Policy>
 HGEMM_DEVICE float reduction_start(int slot) {
-  return Policy::Expression::reduction_kind(slot) == OutKind::row_max ? atoms::bits_float(0xff800000u) : 0.f;
+  return reduction_start(Policy::Expression::reduction_kind(slot));
 }
 
 template <class Policy>
 HGEMM_DEVICE void clear(LanePartials<Policy>& partials) {
   HGEMM_UNROLL
   for (int slot = 0; slot < reductions_of<Policy>; ++slot) partials.sum[slot] = reduction_start<Policy>(slot);
+}
+
+template <class Policy>
+HGEMM_DEVICE void clear_columns(LanePartials<Policy>& partials) {
+  HGEMM_UNROLL
+  for (int slot = 0; slot < column_reductions_of<Policy>; ++slot) {
+    HGEMM_UNROLL
+    for (int e = 0; e < 2; ++e) partials.column[slot][e] = reduction_start<Policy>(reductions_of<Policy> + slot);
+  }
 }
 
 // Reduces over the 4 lanes that share a row of accumulators.
@@ -128,6 +151,13 @@ HGEMM_DEVICE void reduce_quad(LanePartials<Policy>& partials) {
       partials.sum[slot] = reduced<Policy>(slot, partials.sum[slot], other);
     }
   }
+}
+
+// Reduces over the 8 lanes that share a column of accumulators.
+HGEMM_DEVICE float reduce_octet(OutKind kind, float x) {
+  HGEMM_UNROLL
+  for (int bits = 4; bits < 32; bits *= 2) x = reduced(kind, x, atoms::shuffle_xor(x, bits));
+  return x;
 }
 
 template <class T>
@@ -200,10 +230,11 @@ struct OutOfNeighbours {
     }
 
     template <class Partials>
-    HGEMM_DEVICE void reduce(NeighboursAt const&, Partials& partials) const {
-      if constexpr (KIND != OutKind::matrix) {
-        HGEMM_UNROLL
-        for (int e = 0; e < WIDTH; ++e) partials.sum[SLOT] = reduced(KIND, partials.sum[SLOT], number[e]);
+    HGEMM_DEVICE void reduce(NeighboursAt const& at, Partials& partials) const {
+      HGEMM_UNROLL
+      for (int e = 0; e < (KIND == OutKind::matrix ? 0 : WIDTH); ++e) {
+        float& sum = of_columns(KIND) ? partials.column[SLOT - Partials::rows][(at.column + e) % 2] : partials.sum[SLOT];
+        sum = reduced(KIND, sum, number[e]);
       }
     }
   };

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <common/activation.cuh>
-#include <common/row_reduction.cuh>
+#include <common/reduction.cuh>
 #include <common/scheduler.cuh>
 
 namespace hgemm {
@@ -15,7 +15,7 @@ struct WarpEpilogue {
 
   static constexpr int mma_m = Policy::warp_m / 16;
   static constexpr int mma_n = Policy::warp_n / 8;
-  static constexpr bool reduces = reductions_of<Policy> > 0;
+  static constexpr bool reduces = has_reductions<Policy>;
   static constexpr int parts = accumulators_of<Policy>;  // of an element of D: neighbouring 16 x 8 blocks
   static constexpr int vec_elements = 16 / sizeof(Out);  // of a 16-byte vector
   static constexpr int pitch = Policy::epilogue_pitch;
@@ -98,9 +98,9 @@ struct WarpEpilogue {
     }
   }
 
-  // ---- Reductions of rows -----------------------------------------------------------------------------------------
+  // ---- Reductions -------------------------------------------------------------------------------------------------
 
-  // As store_direct. Each lane reduces its columns of two rows of 16 rows of blocks.
+  // As store_direct. Each lane reduces its columns of two rows of 16 rows of blocks, and the rows of two columns of a block.
   template <class Accumulators>
   HGEMM_DEVICE void store_direct_reduced(Accumulators const& accumulators) const {
     constexpr int width = Policy::align_d < 2 ? 1 : 2, blocks = mma_n / parts;
@@ -115,16 +115,35 @@ struct WarpEpilogue {
       for (int half = 0; half < 2; ++half) {
         int const row = row_first + index / blocks * 16 + half * 8 + lane / 4;
         if (index % blocks == 0) clear(partials[half]);
+        if constexpr (column_reductions_of<Policy> > 0) clear_columns(partials[half]);
         if (row < problem.m && column + 2 <= columns()) {
           store_expression<width, 4>(block + half * 2, row, column, partials[half]);
           if constexpr (width == 1) store_expression<1, 4>(block + half * 2 + 1, row, column + 1, partials[half]);
         } else if (row < problem.m && column < columns()) {
           store_expression<1, 4>(block + half * 2, row, column, partials[half]);
         }
-        if (index % blocks == blocks - 1) {
+        if (index % blocks == blocks - 1 && reductions_of<Policy> > 0) {
           reduce_quad(partials[half]);
           if (lane % 4 == 0 && row < problem.m) store_partials(partials[half], row);
         }
+      }
+      if constexpr (column_reductions_of<Policy> > 0) store_columns(partials, row_first + index / blocks * 16, column);
+    }
+  }
+
+  // Stores what the warp has reduced of 16 rows of the columns of a block. This lane has two of them.
+  HGEMM_DEVICE void store_columns(LanePartials<Policy> const (&partials)[2], int row, int column) const {
+    static_assert(!Policy::store_through_shared, "a lane needs whole blocks");
+    HGEMM_UNROLL
+    for (int slot = 0; slot < column_reductions_of<Policy>; ++slot) {
+      int const behind_rows = reductions_of<Policy> + slot;
+      OutKind const kind = Policy::Expression::reduction_kind(behind_rows);
+      HGEMM_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        float const sum = reduce_octet(kind, reduced(kind, partials[0].column[slot][e], partials[1].column[slot][e]));
+        if (lane >= 4 || row >= problem.m || column + e >= columns()) continue;
+        using Numbers = ReductionPartials<Policy, Policy::warp_n>;
+        atoms::st_global(Numbers::of_column(problem, behind_rows, batch, row / Numbers::rows_of_panel, column + e), sum);
       }
     }
   }
@@ -152,7 +171,7 @@ struct WarpEpilogue {
     if (column_first >= columns()) return;
     HGEMM_UNROLL
     for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
-      atoms::st_global(RowPartials<Policy::warp_n>::at(problem, slot, batch, panel, row), partials.sum[slot]);
+      atoms::st_global(ReductionPartials<Policy, Policy::warp_n>::of_row(problem, slot, batch, panel, row), partials.sum[slot]);
     }
   }
 

@@ -74,8 +74,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, SharedStorage<Policy>& shared) {
       }
     } else {
       epilogue.run(accumulators, shared.epilogue);
-      if constexpr (reductions_of<Policy> > 0) {
-        RowReduction<Policy, Accumulators, CtaThreads<Policy>, Policy::warp_n>::finish(problem, work.batch, m_first, n_first,
+      if constexpr (has_reductions<Policy>) {
+        Reduction<Policy, Accumulators, CtaThreads<Policy>, Policy::warp_n>::finish(problem, work.batch, m_first, n_first,
                                                                                       shared.is_last);
       }
     }

@@ -76,8 +76,8 @@ HGEMM_DEVICE void consume(Problem const& problem, Mainloop<Policy>& mainloop, Sh
       }
     } else {
       epilogue.run(accumulators, shared.epilogue);
-      if constexpr (reductions_of<Policy> > 0) {
-        RowReduction<Policy, Accumulators, Threads, Policy::warp_n>::finish(
+      if constexpr (has_reductions<Policy>) {
+        Reduction<Policy, Accumulators, Threads, Policy::warp_n>::finish(
             problem, work.batch, work.tile_m * Policy::tile_m, work.tile_n * Policy::tile_n, shared.is_last);
       }
     }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <common/activation.cuh>
-#include <common/row_reduction.cuh>
+#include <common/reduction.cuh>
 #include <common/scheduler.cuh>
 #include <common/tma_pipeline.cuh>
 
@@ -293,10 +293,32 @@ struct AccumulatorPairs {
         }
       }
 
-      // Reduces a lane's columns of its upper and its lower row.
-      template <class Subtile>
-      HGEMM_DEVICE void reduce(SubtileAt<Subtile> const& at, LanePartials<Policy> (&partials)[2]) const {
-        if constexpr (KIND != OutKind::matrix) {
+      // Reduces a lane's columns of its upper and its lower row, or the rows of the warp for each column.
+      template <class Subtile, int ROWS>
+      HGEMM_DEVICE void reduce(SubtileAt<Subtile> const& at, LanePartials<Policy> (&partials)[ROWS]) const {
+        if constexpr (of_columns(KIND)) {
+          int const row_first = at.subtile.row_first + at.pairs.thread / 32 * 16;  // of the warp
+          HGEMM_UNROLL
+          for (int j = 0; j < COUNT; ++j) {
+            if (!has<COUNT>(at.subtile, j)) continue;
+            HGEMM_UNROLL
+            for (int e = 0; e < 2; ++e) {
+              float sum = reduction_start(KIND);
+              HGEMM_UNROLL
+              for (int half = 0; half < 2; ++half) {
+                if (at.pairs.row(at.subtile, half) < at.pairs.rows()) sum = reduced(KIND, sum, numbers[j][half * 2 + e]);
+              }
+              sum = reduce_octet(KIND, sum);
+              int const column = at.pairs.column(at.subtile, j) + e;
+              // The lanes with a copy of the sum take turns.
+              bool const stores = at.pairs.thread % 32 / 4 == j % 8;
+              if (!stores || row_first >= at.pairs.rows() || column >= at.pairs.columns()) continue;
+              using Numbers = ReductionPartials<Policy, Policy::tile_n>;
+              int const panel = row_first / Numbers::rows_of_panel;
+              atoms::st_global(Numbers::of_column(at.pairs.problem, SLOT, at.subtile.batch, panel, column), sum);
+            }
+          }
+        } else if constexpr (KIND != OutKind::matrix) {
           HGEMM_UNROLL
           for (int j = 0; j < COUNT; ++j) {
             if (!has<COUNT>(at.subtile, j)) continue;
@@ -615,7 +637,7 @@ struct Epilogue {
       }
     }
     outputs.store(at);
-    if constexpr (reductions_of<Policy> > 0) outputs.reduce(at, partials);
+    if constexpr (has_reductions<Policy>) outputs.reduce(at, partials);
   }
 
   // Stores what a warp has reduced of its rows over all columns of a tile, whose first column of B is `column_first`.
@@ -629,7 +651,8 @@ struct Epilogue {
       HGEMM_UNROLL
       for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
         int const panel = column_first / Policy::tile_n;
-        atoms::st_global(RowPartials<Policy::tile_n>::at(problem, slot, subtile.batch, panel, row), partials[half].sum[slot]);
+        float* const to = ReductionPartials<Policy, Policy::tile_n>::of_row(problem, slot, subtile.batch, panel, row);
+        atoms::st_global(to, partials[half].sum[slot]);
       }
     }
   }

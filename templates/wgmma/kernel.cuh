@@ -29,7 +29,7 @@ HGEMM_DEVICE constexpr bool adds_parts() {
 
 template <class Policy>
 inline constexpr int flags_of =
-    (is_stream_k<Policy> || is_at_launch<Policy> || reductions_of<Policy> > 0) && Policy::pingpong ? Policy::consumers : 1;
+    (is_stream_k<Policy> || is_at_launch<Policy> || has_reductions<Policy>) && Policy::pingpong ? Policy::consumers : 1;
 
 template <class Policy>
 struct SharedStorage {
@@ -250,8 +250,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         } else {
           epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
         }
-        if constexpr (reductions_of<Policy> > 0) {
-          RowReduction<Policy, Accumulators, Threads, Policy::tile_n>::finish(
+        if constexpr (has_reductions<Policy>) {
+          Reduction<Policy, Accumulators, Threads, Policy::tile_n>::finish(
               problem, work.batch, mine.m_first, mine.n_first, shared.is_last[Policy::pingpong ? consumer : 0]);
         }
       }

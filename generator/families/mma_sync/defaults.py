@@ -14,6 +14,7 @@ from generator.families.mma_sync.plan import MMA_ROWS, REGISTER_COPIES, MmaSyncP
 from generator.families.mma_sync.rules import nearest_cta_tile, warp_extents
 from generator.layouts import ASYNC_BYTES, OperandTile, conflict_free
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
+from hgemm.epilogue import parse_epilogue
 
 # ==== What measurements recommend ====
 #
@@ -79,12 +80,22 @@ _OF_FORM: dict[str, Request] = {"atoms": {}, "cute": _READ_AHEAD, "dsl": _READ_A
 def resolve(request: Request) -> Spec:
     """Fill in every open field of `request`. The result may still be illegal; the rules decide that."""
     problem = {**problem_fields(request), **request}
-    decided = {**_of_arch(request["arch"]), **_OF_FORM[request.get("form", "atoms")]}
+    decided = {
+        **_of_arch(request["arch"]),
+        **_OF_FORM[request.get("form", "atoms")],
+        **store_of(problem.get("epilogue", "none")),
+    }
     fields = {**_PLAIN, "mma": MMAS.get(problem["dtype_a"], "m16n8k16"), **decided, **problem}
     ways = [{**fields, **copy} for copy in _copies(fields, "copy" in request)]
     choices = itertools.chain.from_iterable(_choices(way, tile) for way in ways for tile in _tiles(way))
     found = next(choices, None) or _spec(fields, _modest(fields, _tiles(fields)[0]))
     return replace(found, cta_tile=fields.get("cta_tile", found.cta_tile))
+
+
+def store_of(text: str) -> Request:
+    """Return the store of a kernel whose epilogue decides it: one that reduces columns stores from registers."""
+    found = parse_epilogue(text)
+    return {"store": "direct"} if found and found.column_reductions else {}
 
 
 def _of_arch(name: str) -> Request:

@@ -27,6 +27,8 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t partial_bytes;                  /* partial accumulators of a tile in a workspace; 0 if no launch needs one */
   uint32_t max_ctas;                       /* largest grid of stream-K; 0 for kernels that have none */
   uint32_t panel_columns, reductions;      /* a workspace has a float for each reduction, row and panel of so many columns of B */
+  uint32_t column_reductions;              /* and one for each reduction, column of D and panel of PANEL_ROWS rows */
+  uint32_t parts;                          /* columns of B for a column of D: 2 for a gated pair */
   /* Coefficients of the cost model; see Clocks in hgemm/dispatch_table.py. */
   uint32_t operand_bytes, result_bytes, tiles_per_sm, cluster_ctas, unusable_sms;
   uint32_t k_tile_clocks, straddling_clocks, tile_clocks, single_k_tile_clocks, single_tile_clocks, launch_clocks;
@@ -40,6 +42,9 @@ typedef struct hgemm_row { /* one kernel */
   hgemm_map_rule maps[3]; /* A, B, D */
   hgemm_image cubin, ptx;
 } hgemm_row;
+
+/* Tells whether an expression has reductions. */
+static inline int hgemm_reduces(hgemm_row const *row) { return row->reductions + row->column_reductions > 0; }
 
 typedef struct hgemm_group { /* the kernels of one architecture and one kind: rows first to first + count */
   char const *arch;
@@ -195,7 +200,7 @@ int hgemm_grid_tiles(hgemm_row const *row, hgemm_query const *query, uint64_t *t
 /* Returns the CTA tiles of one matrix D, rounded up to whole clusters. */
 uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);
 
-/* Tells whether a workspace has enough counters for the fixed splits of a row, or for the rows of tiles that it reduces. */
+/* Tells whether a workspace has enough counters for the fixed splits of a row, or for the rows and columns of tiles that it reduces. */
 int hgemm_has_counters(hgemm_row const *row, hgemm_query const *q, uint64_t tiles);
 
 /* The counters that a launch uses, and its whole workspace, if `shared` CTA tiles of the batch are split in `splits`. */

@@ -19,7 +19,7 @@
 #define BIAS_MASK (UINT32_C(15) << 20)
 #define BIAS_AT_LAUNCH ((uint32_t)HGEMM_BIAS_LAUNCH << 20)
 enum { OF_KERNEL = 2 }; /* a value of hgemm_row.calibration */
-enum { COUNTER_BYTES = 4, PARTIAL_TILES_PER_CTA = 2, AGAIN_BITS = 12 };
+enum { COUNTER_BYTES = 4, PARTIAL_TILES_PER_CTA = 2, PANEL_ROWS = 16, AGAIN_BITS = 12 };
 
 /* The options of launches that decide their splits and raster. */
 enum { MIN_SPLIT_K_TILES = 4, MAX_SPLIT_WAVES = 2, SPLITS_COUNT = 14, GROUPS_COUNT = 6 };
@@ -75,7 +75,7 @@ static uint32_t required_by(hgemm_row const *row) {
   return row->align_a | row->align_b << REQUIRE_ALIGN_B_SHIFT | row->align_d << REQUIRE_ALIGN_D_SHIFT |
          (row->beta ? 0 : REQUIRE_BETA_0) | (row->tensor_maps ? REQUIRE_MAPS : 0) |
          (row->exact_tiles_only ? REQUIRE_WHOLE_TILES : 0) |
-         ((row->partial_bytes > 0 && !row->decides_splits) || row->reductions > 0 ? REQUIRE_WORKSPACE : 0);
+         ((row->partial_bytes > 0 && !row->decides_splits) || hgemm_reduces(row) ? REQUIRE_WORKSPACE : 0);
 }
 
 static uint32_t sms_apart(hgemm_survey const *survey, hgemm_target const *target) {
@@ -99,7 +99,7 @@ static void choose_surveys(hgemm_target *target) {
 int hgemm_has_divisors(hgemm_row const *row) {
   return row->tile_m * row->cluster_m != 0 && row->tile_n * row->cluster_n != 0 && row->cluster_m * row->cluster_n != 0 &&
          row->tile_k != 0 && row->cluster_ctas != 0 && row->tiles_per_sm != 0 && row->splits != 0 &&
-         (row->reductions == 0 || row->panel_columns != 0);
+         row->parts != 0 && (row->reductions == 0 || row->panel_columns != 0);
 }
 
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes) {
@@ -133,24 +133,34 @@ uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n) {
   return (uint64_t)clusters_m * row->cluster_m * ((uint64_t)clusters_n * row->cluster_n);
 }
 
-/* A reduction of rows counts the tiles of each row of CTA tiles. */
-static uint64_t reduced_tile_rows(hgemm_row const *row, hgemm_query const *q) {
-  return ceil_div((uint32_t)q->m, row->tile_m) * (uint64_t)q->batch;
+/* A reduction of rows counts the tiles of each row of CTA tiles, and one of columns those of each column. */
+static uint64_t reduced_tiles(hgemm_row const *row, hgemm_query const *q) {
+  uint64_t const rows = row->reductions > 0 ? ceil_div((uint32_t)q->m, row->tile_m) : 0;
+  uint64_t const columns = row->column_reductions > 0 ? ceil_div((uint32_t)q->n, row->tile_n) : 0;
+  return (rows + columns) * (uint64_t)q->batch;
 }
 
-/* Returns the bytes of partial reductions: (reductions, batch, panels, m) floats. */
+/* Returns the bytes of partial reductions: floats of (reductions, batch, panels, extent). */
+static uint64_t partials_of(uint32_t reductions, uint32_t panels, uint64_t extent, hgemm_query const *q) {
+  if (reductions == 0) return 0;
+  return product(product(extent * panels, (uint64_t)q->batch), reductions * sizeof(float));
+}
+
+/* Those of rows, in panels of columns of B, and those of columns, in panels of rows. */
 static uint64_t reduced_bytes(hgemm_row const *row, hgemm_query const *q) {
-  uint64_t const panels = ceil_div((uint32_t)q->n, row->panel_columns);
-  return product(product((uint64_t)q->m * panels, (uint64_t)q->batch), row->reductions * sizeof(float));
+  uint32_t const panels = row->reductions > 0 ? ceil_div((uint32_t)q->n, row->panel_columns) : 1;
+  uint64_t const columns = (uint64_t)q->n / row->parts;
+  return partials_of(row->reductions, panels, (uint64_t)q->m, q) +
+         partials_of(row->column_reductions, ceil_div((uint32_t)q->m, PANEL_ROWS), columns, q);
 }
 
 int hgemm_has_counters(hgemm_row const *row, hgemm_query const *q, uint64_t tiles) {
-  if (row->reductions > 0) return reduced_tile_rows(row, q) <= HGEMM_WORKSPACE_COUNTERS;
+  if (hgemm_reduces(row)) return reduced_tiles(row, q) <= HGEMM_WORKSPACE_COUNTERS;
   return row->partial_bytes == 0 || row->splits == 1 || tiles <= HGEMM_WORKSPACE_COUNTERS;
 }
 
 uint64_t hgemm_counter_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t shared, uint32_t splits) {
-  if (row->reductions > 0) return COUNTER_BYTES * reduced_tile_rows(row, q);
+  if (hgemm_reduces(row)) return COUNTER_BYTES * reduced_tiles(row, q);
   if (row->partial_bytes == 0) return 0;
   if (row->max_ctas > 0) return COUNTER_BYTES * min64(shared, (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas);
   return splits > 1 ? COUNTER_BYTES * shared : 0;
@@ -158,7 +168,7 @@ uint64_t hgemm_counter_bytes(hgemm_row const *row, hgemm_query const *q, uint64_
 
 uint64_t hgemm_workspace_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t shared, uint32_t splits) {
   uint64_t places = (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas;
-  if (row->reductions > 0) return (uint64_t)HGEMM_WORKSPACE_COUNTERS * COUNTER_BYTES + reduced_bytes(row, q);
+  if (hgemm_reduces(row)) return (uint64_t)HGEMM_WORKSPACE_COUNTERS * COUNTER_BYTES + reduced_bytes(row, q);
   if (splits > 1) places = shared * splits;
   if (row->partial_bytes == 0 || places == 0) return 0;
   return (uint64_t)HGEMM_WORKSPACE_COUNTERS * COUNTER_BYTES + places * row->partial_bytes;

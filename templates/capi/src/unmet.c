@@ -24,7 +24,7 @@ static uint32_t unmet_of(hgemm_target const *target, hgemm_row const *row, hgemm
   if (row->exact_tiles_only && (q->k == 0 || !hgemm_whole_tiles(row, q))) unmet |= 1U << WHOLE_TILES;
   if (!hgemm_grid_tiles(row, q, tiles)) return unmet | 1U << FEWER_TILES;
   if (row->decides_splits) return unmet;
-  if (!hgemm_has_counters(row, q, *tiles)) return unmet | 1U << (row->reductions > 0 ? FEWER_REDUCED : FEWER_SHARED);
+  if (!hgemm_has_counters(row, q, *tiles)) return unmet | 1U << (hgemm_reduces(row) ? FEWER_REDUCED : FEWER_SHARED);
   return hgemm_workspace_bytes(row, q, *tiles, row->splits) > q->workspace_bytes ? unmet | 1U << WORKSPACE : unmet;
 }
 
@@ -70,7 +70,7 @@ static void describe(uint32_t requirement, hgemm_target const *target, hgemm_que
     case FEWER_TILES: snprintf(text, ITEM_BYTES, "fewer CTA tiles (%d at most)", HGEMM_MAX_CTAS); return;
     case FEWER_SHARED: snprintf(text, ITEM_BYTES, "fewer tiles that share k (%d at most)", HGEMM_WORKSPACE_COUNTERS); return;
     case FEWER_REDUCED:
-      snprintf(text, ITEM_BYTES, "fewer rows of tiles that are reduced (%d at most)", HGEMM_WORKSPACE_COUNTERS);
+      snprintf(text, ITEM_BYTES, "fewer rows and columns of tiles that are reduced (%d at most)", HGEMM_WORKSPACE_COUNTERS);
       return;
     default: snprintf(text, ITEM_BYTES, "more workspace (%llu B are given)", (unsigned long long)q->workspace_bytes);
   }
