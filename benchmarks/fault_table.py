@@ -1453,7 +1453,7 @@ EXPRESSIONS = (
         ("race", "numbers", "poison"),
     ),
     Fault(
-        "rows reduced without the first panel",
+        "rows reduced without the last panel",
         At("Reduction::reduce_along", "int at = 0").replace("int at = 1"),
         RESULTS_90,
         SEVERAL_TILES,
@@ -1476,7 +1476,7 @@ EXPRESSIONS = (
     Fault(
         "columns of a tile reduced before the other warps have stored",
         At("Reduction::finish_columns", "Threads::barrier()").drop(),
-        {**RESULTS_90, "epilogue": "(acc, column_sum(acc))"},
+        {**RESULTS, "warp_tile": "32x32", "epilogue": "(acc, column_sum(acc))"},
         SEVERAL_TILES,
         ("race",),
     ),

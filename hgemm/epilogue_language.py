@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 from hgemm.dtypes import OUTPUTS, type_word
 from hgemm.epilogue import (
@@ -269,6 +269,12 @@ class Reduced:
 
     value: Value
     reduce: str
+
+    def _refuse(self, *others: Any) -> NoReturn:
+        raise EpilogueError(_LATE)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __neg__ = __abs__ = __pow__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
 _LATE = "a reduction is known after all tiles: return it as a further result; other values cannot use it"

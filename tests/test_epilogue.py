@@ -15,6 +15,7 @@ from conftest import ROOT, subject_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hgemm
 from benchmarks.epilogue_fuzz import check, drawn
 from generator import epilogue as emission
 from generator.build.emit import emit
@@ -349,6 +350,13 @@ def test_further_results_are_right(arch: str, hasty_workshop: HostToolchain) -> 
     shapes = (Shape(33, 150, 40), Shape(65, 25, 70, 2))
     checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop, shapes).checks
     assert not [check.reason for check in checks if not check.passed]
+
+
+def test_kernels_with_reductions_are_built(tmp_path: Path) -> None:
+    """No array of theirs is indexed at run time, and no register spills."""
+    specs = [{"arch": "sm_80", "tile": "128x128x32"}, {"arch": "sm_75", "tile": "64x64x32", "align_d": "1"}]
+    formula = "y = acc + bias; (y, row_max(y), column_sum(y))"
+    assert len(hgemm.generate(specs, epilogue=formula, library=tmp_path / "library", jobs=1)) == len(specs)
 
 
 COLUMNS = "scale: Column; y = acc * scale + bias; (y, column_max(abs(y)), row_sum(y), column_sum(y), column_sum(y))"

@@ -168,8 +168,12 @@ HGEMM_DEVICE T* aux_result(Aux const& aux, int batch) {
 // ---- Loads for WIDTH neighbours of a row of D ---------------------------------------------------------------------
 
 struct NeighboursAt {
+  static constexpr int first = 0;  // of a lane's pair of columns, that of the first neighbour
   Aux const* aux;
   int batch, row, column;  // of the first neighbour
+};
+struct SecondOfPairAt : NeighboursAt {
+  static constexpr int first = 1;
 };
 
 template <int WIDTH>
@@ -229,11 +233,11 @@ struct OutOfNeighbours {
       }
     }
 
-    template <class Partials>
-    HGEMM_DEVICE void reduce(NeighboursAt const& at, Partials& partials) const {
+    template <class Place, class Partials>
+    HGEMM_DEVICE void reduce(Place const&, Partials& partials) const {
       HGEMM_UNROLL
       for (int e = 0; e < (KIND == OutKind::matrix ? 0 : WIDTH); ++e) {
-        float& sum = of_columns(KIND) ? partials.column[SLOT - Partials::rows][(at.column + e) % 2] : partials.sum[SLOT];
+        float& sum = of_columns(KIND) ? partials.column[SLOT - Partials::rows][Place::first + e] : partials.sum[SLOT];
         sum = reduced(KIND, sum, number[e]);
       }
     }

@@ -101,18 +101,19 @@ struct Reduction {
   // Reduces `count` numbers that are `step` apart, in their order. Several loads are in flight at a time.
   HGEMM_DEVICE static float reduce_along(int slot, float const* from, int64_t step, int count) {
     constexpr int in_flight = 8;
-    float sum = reduction_start<Policy>(slot);
-    int at = 0;
+    float const start = reduction_start<Policy>(slot);
+    float sum = start;
     HGEMM_NO_UNROLL
-    for (; at + in_flight <= count; at += in_flight) {
+    for (int at = 0; at < count; at += in_flight, from += in_flight * step) {
       float some[in_flight];
       HGEMM_UNROLL
-      for (int i = 0; i < in_flight; ++i) some[i] = atoms::ld_global_l2(from + (at + i) * step);
+      for (int i = 0; i < in_flight; ++i) {
+        some[i] = start;
+        if (at + i < count) some[i] = atoms::ld_global_l2(from + i * step);
+      }
       HGEMM_UNROLL
       for (int i = 0; i < in_flight; ++i) sum = reduced<Policy>(slot, sum, some[i]);
     }
-    HGEMM_NO_UNROLL
-    for (; at < count; ++at) sum = reduced<Policy>(slot, sum, atoms::ld_global_l2(from + at * step));
     return sum;
   }
 

@@ -118,7 +118,7 @@ struct WarpEpilogue {
         if constexpr (column_reductions_of<Policy> > 0) clear_columns(partials[half]);
         if (row < problem.m && column + 2 <= columns()) {
           store_expression<width, 4>(block + half * 2, row, column, partials[half]);
-          if constexpr (width == 1) store_expression<1, 4>(block + half * 2 + 1, row, column + 1, partials[half]);
+          if constexpr (width == 1) store_expression<1, 4, SecondOfPairAt>(block + half * 2 + 1, row, column + 1, partials[half]);
         } else if (row < problem.m && column < columns()) {
           store_expression<1, 4>(block + half * 2, row, column, partials[half]);
         }
@@ -386,9 +386,10 @@ struct WarpEpilogue {
     }
   }
 
-  template <int WIDTH, int SECOND>
+  template <int WIDTH, int SECOND, class Place = NeighboursAt>
   HGEMM_DEVICE void store_expression(float const* values, int row, int column, LanePartials<Policy>& partials) const {
-    NeighboursAt const at{aux_of<Policy>(problem), batch, row, column};
+    Place at;
+    at.aux = aux_of<Policy>(problem), at.batch = batch, at.row = row, at.column = column;
     NeighbourInputs<Policy, WIDTH> inputs;
     NeighbourOutputs<Policy, WIDTH> outputs;
     inputs.load(at);

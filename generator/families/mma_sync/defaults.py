@@ -83,7 +83,7 @@ def resolve(request: Request) -> Spec:
     decided = {
         **_of_arch(request["arch"]),
         **_OF_FORM[request.get("form", "atoms")],
-        **store_of(problem.get("epilogue", "none")),
+        **_of_epilogue(problem.get("epilogue", "none")),
     }
     fields = {**_PLAIN, "mma": MMAS.get(problem["dtype_a"], "m16n8k16"), **decided, **problem}
     ways = [{**fields, **copy} for copy in _copies(fields, "copy" in request)]
@@ -92,10 +92,10 @@ def resolve(request: Request) -> Spec:
     return replace(found, cta_tile=fields.get("cta_tile", found.cta_tile))
 
 
-def store_of(text: str) -> Request:
-    """Return the store of a kernel whose epilogue decides it: one that reduces columns stores from registers."""
+def _of_epilogue(text: str) -> Request:
+    """Return the fields that an epilogue decides: one that reduces columns stores from registers, and needs more of them."""
     found = parse_epilogue(text)
-    return {"store": "direct"} if found and found.column_reductions else {}
+    return {"store": "direct", "ctas_per_sm": 1} if found and found.column_reductions else {}
 
 
 def _of_arch(name: str) -> Request:
