@@ -394,9 +394,12 @@ def forwarded(blas: Blas) -> Results:
     single = (handle, 0, 0, 4, 5, 6, one, apart, 4, apart[32:], 6, one, apart[64:], 4)
     results.append(("exact f32", [0, before + 1], [call("cublasSgemm_v2", *single), real.fake_calls()]))
     call("cublasSetMathMode", handle, TF32_MATH)
-    results.append(("tf32", [0, before + 1], [call("cublasSgemm_v2", *single), real.fake_calls()]))
+    results.append(("a small product of tf32", [0, before + 2], [call("cublasSgemm_v2", *single), real.fake_calls()]))
+    square = np.zeros((3, 64, 64), np.float32)
+    larger = (handle, 0, 0, 64, 64, 64, one, square[0], 64, square[1], 64, one, square[2], 64)
+    results.append(("tf32", [0, before + 2], [call("cublasSgemm_v2", *larger), real.fake_calls()]))
     results.append(
-        ("illegal", [7, before + 1], [call("cublasSgemm_v2", handle, 0, 0, -4, *single[4:]), real.fake_calls()])
+        ("illegal", [7, before + 2], [call("cublasSgemm_v2", handle, 0, 0, -4, *single[4:]), real.fake_calls()])
     )
     foreign = ctypes.c_void_p()
     real.cublasCreate_v2(ctypes.byref(foreign))
@@ -405,7 +408,7 @@ def forwarded(blas: Blas) -> Results:
         call("cublasSetStream_v2", foreign, 32),
         call("cublasSgemm_v2", foreign, *single[1:]),
     ]
-    results.append(("a handle of the real cuBLAS", [[0, 0, 0], before + 2], [found, real.fake_calls()]))
+    results.append(("a handle of the real cuBLAS", [[0, 0, 0], before + 3], [found, real.fake_calls()]))
     results.append(("its end", [2, 0, 1], [real.fake_live(), call("cublasDestroy_v2", foreign), real.fake_live()]))
     call("cublasDestroy_v2", handle)
     results.append(("destroyed", 0, real.fake_live()))

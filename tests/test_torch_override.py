@@ -38,6 +38,50 @@ def products(launching: NativeDriver, request: pytest.FixtureRequest) -> Iterato
         made.restore()
 
 
+OVERLOADS = [f"{name}.{form}" for name in ("mm", "bmm", "addmm", "baddbmm") for form in ("dtype", "dtype_out")]
+
+
+@pytest.fixture
+def typed() -> Iterator[list[str]]:
+    """Kernels of the CPU for the overloads with a type of the result, which only CUDA has. Yield the calls that they get."""
+    calls: list[str] = []
+    stand_ins = torch.library.Library("aten", "IMPL")
+    for name in OVERLOADS:
+
+        def kernel(*given, name=name, out=None, **options):
+            *tensors, dtype = given
+            calls.append(name)
+            made = getattr(torch, name.split(".")[0])(*(x.double() for x in tensors), **options).to(dtype)
+            return made if out is None else out.copy_(made)
+
+        stand_ins.impl(name, kernel, "CPU")
+    yield calls
+    stand_ins._destroy()
+
+
+def test_overloads_with_a_type_of_the_result_run_if_it_is_that_of_the_operands(
+    typed: list[str], products: module.Override
+) -> None:
+    a, b, c = whole(40, 64), whole(64, 48), whole(40, 48)
+    pairs, sums = torch.stack([a, a]), torch.stack([c, c])
+    twice = torch.stack([b, b])
+    wanted, added = exact(a, b), c.double() + exact(a, b)
+    calls = {
+        "mm": (lambda **to: torch.mm(a, b, **to), wanted),
+        "bmm": (lambda **to: torch.bmm(pairs, twice, **to), torch.stack([wanted] * 2)),
+        "addmm": (lambda **to: torch.addmm(c, a, b, **to), added),
+        "baddbmm": (lambda **to: torch.baddbmm(sums, pairs, twice, **to), torch.stack([added] * 2)),
+    }
+    with torch.no_grad():
+        for name, (call, expected) in calls.items():
+            for to in ({}, {"out": torch.empty(expected.shape, dtype=a.dtype)}):
+                assert (call(out_dtype=a.dtype, **to).double() == expected).all(), name
+    assert products.served == dict.fromkeys(OVERLOADS, 1) and not typed
+    with torch.no_grad():
+        assert (torch.mm(a, b, out_dtype=torch.float32) == wanted).all()
+    assert (typed, products.passed["mm.dtype"]) == (["mm.dtype"], 1)
+
+
 def test_every_operator_runs_on_the_library(products: module.Override, launching: NativeDriver) -> None:  # noqa: F811
     a, b, c = whole(40, 64), whole(64, 48), whole(40, 48)
     batched = torch.stack([a, a]), torch.stack([b, b]), torch.stack([c, c])

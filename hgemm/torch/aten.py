@@ -27,6 +27,8 @@ from hgemm.torch import operator
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _REFUSALS = (ProblemError, UnsupportedError, LibraryError)
 _MAX_REFUSED = 4096
+_MIN_TF32 = 65536
+"""Fewer multiplications take no longer exactly, and cuBLAS computes them so."""
 _current: Override | None = None
 
 
@@ -54,7 +56,9 @@ class Override:
         """Register the kernels in Python."""
         self._refused: set[tuple[Any, ...]] = set()
         self._registration = torch.library.Library("aten", "IMPL")
-        originals = {name: torch.library.get_kernel(f"aten::{name}", key) for name in _OPERATORS}
+        has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # not of the overloads `dtype` on the CPU
+        names = [name for name in _OPERATORS if has_kernel(f"aten::{name}", key)]
+        originals = {name: torch.library.get_kernel(f"aten::{name}", key) for name in names}
         for name, original in originals.items():
             self._registration.impl(name, partial(self._call, name, original), key, with_keyset=True)
 
@@ -95,10 +99,11 @@ class Override:
             f"; torch ran {details}" if details else ""
         )
 
-    def _call(self, name: str, original: Any, keys: Any, *tensors: Tensor, **options: Any) -> Tensor:
-        found = self._try(name, tensors, options)
+    def _call(self, name: str, original: Any, keys: Any, *given: Any, **options: Any) -> Tensor:
+        tensors = given[: -1 if "dtype" in name else None]  # the overloads `dtype` have the type of the result last
+        found = self._try(name, tensors, options) if given[len(tensors) :] in ((), (tensors[-1].dtype,)) else None
         (self._passed if found is None else self._served)[name] += 1
-        return original.call_boxed(keys, *tensors, **options) if found is None else found
+        return original.call_boxed(keys, *given, **options) if found is None else found
 
     def _try(self, name: str, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor | None:
         """Return the product, or None if torch must compute it. What a library refused once is not tried again."""
@@ -122,8 +127,8 @@ class Override:
 def override(library: Library | str | PathLike[str] | None = None) -> Override:
     """Run aten's products of f16 and bf16 on CUDA on a library, by default that of `use`, until `restore` of the result.
 
-    float32 is multiplied as tf32 if torch.set_float32_matmul_precision allows it. Autograd, autocast, torch.compile and CUDA graphs
-    work as before. Products without a kernel run in torch.
+    float32 is multiplied as tf32 if torch.set_float32_matmul_precision allows it. Products of less than 65,536 multiplications stay
+    exact, in torch. Autograd, autocast, torch.compile and CUDA graphs work as before. Products without a kernel run in torch.
 
     Raises: LibraryError if there is no library, or this torch is too old.
     """
@@ -158,10 +163,12 @@ def _override(library: Library | str | PathLike[str] | None, key: str) -> Overri
 
 
 def _eligible(a: Tensor, b: Tensor) -> bool:
-    """Return whether a kernel may support a product. k of 0 and empty products are torch's."""
+    """Return whether a kernel may support a product. Empty products, k of 0 and small products of float32 are torch's."""
     if a.dtype not in _DTYPES or a.dtype is not b.dtype or not a.numel() or not b.numel():
         return False
-    return a.dtype is not torch.float32 or bool(operator._precision(a))
+    if a.dtype is not torch.float32:
+        return True
+    return bool(operator._precision(a)) and a.shape[-2] * a.shape[-1] * b.shape[-1] >= _MIN_TF32
 
 
 def _multiply(
@@ -214,8 +221,9 @@ def _sum(tensors: tuple[Tensor, ...], options: dict[str, Any], in_place: bool = 
 
 
 _in_place = partial(_sum, in_place=True)
+_FORMS = ("", ".out", ".dtype", ".dtype_out")
 _OPERATORS: dict[str, Callable[[tuple[Tensor, ...], dict[str, Any]], Tensor]] = {
-    **dict.fromkeys(("mm", "mm.out", "bmm", "bmm.out"), _product),
-    **dict.fromkeys(("addmm", "addmm.out", "baddbmm", "baddbmm.out"), _sum),
+    **dict.fromkeys((f"{name}{form}" for name in ("mm", "bmm") for form in _FORMS), _product),
+    **dict.fromkeys((f"{name}{form}" for name in ("addmm", "baddbmm") for form in _FORMS), _sum),
     **dict.fromkeys(("addmm_", "baddbmm_"), _in_place),
 }

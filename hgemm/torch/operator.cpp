@@ -627,10 +627,15 @@ void register_kernels() {
 // ==== Products of aten ====
 #ifdef HGEMM_OVERRIDES
 
-enum { MM, MM_OUT, BMM, BMM_OUT, ADDMM, ADDMM_OUT, ADDMM_IN_PLACE, BADDBMM, BADDBMM_OUT, BADDBMM_IN_PLACE, OVERRIDES };
+enum {
+  MM, MM_OUT, BMM, BMM_OUT, ADDMM, ADDMM_OUT, ADDMM_IN_PLACE, BADDBMM, BADDBMM_OUT, BADDBMM_IN_PLACE,
+  MM_TYPE, MM_TYPE_OUT, BMM_TYPE, BMM_TYPE_OUT, ADDMM_TYPE, ADDMM_TYPE_OUT, BADDBMM_TYPE, BADDBMM_TYPE_OUT, OVERRIDES
+};
 constexpr std::array<char const*, 2> override_names[OVERRIDES] = {
     {"mm", ""},     {"mm", "out"},     {"bmm", ""},      {"bmm", "out"},     {"addmm", ""},
-    {"addmm", "out"}, {"addmm_", ""}, {"baddbmm", ""}, {"baddbmm", "out"}, {"baddbmm_", ""}};
+    {"addmm", "out"}, {"addmm_", ""}, {"baddbmm", ""}, {"baddbmm", "out"}, {"baddbmm_", ""},
+    {"mm", "dtype"}, {"mm", "dtype_out"}, {"bmm", "dtype"}, {"bmm", "dtype_out"},
+    {"addmm", "dtype"}, {"addmm", "dtype_out"}, {"baddbmm", "dtype"}, {"baddbmm", "dtype_out"}};
 
 // An operator of aten: the kernel of torch, and how many products ran here and there.
 struct Overridden {
@@ -643,6 +648,8 @@ std::vector<std::unique_ptr<torch::Library>> overrides;
 std::unordered_set<Key, Hash> refused;         // guarded by `mutex`
 std::atomic<bool> refuses_some{false};         // whether `refused` has keys
 PyObject* refusals = nullptr;                  // the exceptions of products that no kernel supports
+
+constexpr int64_t min_tf32 = 65536;  // fewer multiplications take no longer exactly, and cuBLAS computes them so
 
 std::string full_name(int which) {
   auto const& [name, overload] = override_names[which];
@@ -679,6 +686,7 @@ Tensor attempt(Tensor const& a_given, Tensor const& b_given, Tensor const* added
   if (!a_given.numel() || !b_given.numel() || dims != b_given.dim() || a_given.size(-1) != b_given.size(-2) ||
       (dims == 3 && a_given.size(0) != b_given.size(0)))
     return {};
+  if (type == at::kFloat && a_given.size(-2) * a_given.size(-1) * b_given.size(-1) < min_tf32) return {};
   c10::SmallVector<int64_t, 3> sizes(a_given.sizes().begin(), a_given.sizes().end());
   sizes.back() = b_given.size(-1);
   auto fits = [&](Tensor const& x) {
@@ -751,30 +759,35 @@ Tensor attempt_sum(Tensor const& added, Tensor const& a, Tensor const& b, at::Sc
   return are_real(beta, alpha) ? attempt(a, b, &added, beta.toDouble(), alpha.toDouble(), out) : Tensor();
 }
 
-template <int which>
-Tensor product_of(c10::DispatchKeySet keys, Tensor const& a, Tensor const& b) {
-  Tensor made = count(which, attempt(a, b, nullptr, 0, 1, nullptr));
-  return made.defined() ? made : pass(which, keys, a, b);
+// Tells whether the result has the type of A. The overloads `dtype` say a type. The library computes no other one for them.
+bool keeps_type(Tensor const&) { return true; }
+bool keeps_type(Tensor const& a, at::ScalarType wanted) { return wanted == a.scalar_type(); }
+
+template <int which, class... Type>
+Tensor product_of(c10::DispatchKeySet keys, Tensor const& a, Tensor const& b, Type... type) {
+  Tensor made = keeps_type(a, type...) ? count(which, attempt(a, b, nullptr, 0, 1, nullptr)) : Tensor();
+  return made.defined() ? made : pass(which, keys, a, b, type...);
 }
 
-template <int which>
-Tensor& product_in(c10::DispatchKeySet keys, Tensor const& a, Tensor const& b, Tensor& out) {
-  if (!count(which, attempt(a, b, nullptr, 0, 1, &out)).defined()) pass(which, keys, a, b, out);
+template <int which, class... Type>
+Tensor& product_in(c10::DispatchKeySet keys, Tensor const& a, Tensor const& b, Type... type, Tensor& out) {
+  if (!keeps_type(a, type...) || !count(which, attempt(a, b, nullptr, 0, 1, &out)).defined())
+    pass(which, keys, a, b, type..., out);
   return out;
 }
 
-template <int which>
-Tensor sum_of(c10::DispatchKeySet keys, Tensor const& added, Tensor const& a, Tensor const& b, at::Scalar const& beta,
-              at::Scalar const& alpha) {
-  Tensor made = count(which, attempt_sum(added, a, b, beta, alpha, nullptr));
-  return made.defined() ? made : pass(which, keys, added, a, b, beta, alpha);
+template <int which, class... Type>
+Tensor sum_of(c10::DispatchKeySet keys, Tensor const& added, Tensor const& a, Tensor const& b, Type... type,
+              at::Scalar const& beta, at::Scalar const& alpha) {
+  Tensor made = keeps_type(a, type...) ? count(which, attempt_sum(added, a, b, beta, alpha, nullptr)) : Tensor();
+  return made.defined() ? made : pass(which, keys, added, a, b, type..., beta, alpha);
 }
 
-template <int which>
-Tensor& sum_in(c10::DispatchKeySet keys, Tensor const& added, Tensor const& a, Tensor const& b, at::Scalar const& beta,
-               at::Scalar const& alpha, Tensor& out) {
-  if (!count(which, attempt_sum(added, a, b, beta, alpha, &out)).defined())
-    pass(which, keys, added, a, b, beta, alpha, out);
+template <int which, class... Type>
+Tensor& sum_in(c10::DispatchKeySet keys, Tensor const& added, Tensor const& a, Tensor const& b, Type... type,
+               at::Scalar const& beta, at::Scalar const& alpha, Tensor& out) {
+  if (!keeps_type(a, type...) || !count(which, attempt_sum(added, a, b, beta, alpha, &out)).defined())
+    pass(which, keys, added, a, b, type..., beta, alpha, out);
   return out;
 }
 
@@ -806,11 +819,13 @@ PyObject* py_override(PyObject*, PyObject* arguments) {
     auto const& [name, overload] = override_names[which];
     Overridden& of = overridden[which];
     of.served = of.passed = 0;
-    of.handle = c10::Dispatcher::singleton().findSchemaOrThrow(joined("aten::", name).c_str(), overload);
+    of.handle = c10::Dispatcher::singleton().findSchema({joined("aten::", name), overload});
     of.kernel.reset();
-    of.kernel.emplace(of.handle->getComputedKernelForDispatchKey(key));
+    if (of.handle && of.handle->hasComputedKernelForDispatchKey(key))
+      of.kernel.emplace(of.handle->getComputedKernelForDispatchKey(key));
   }
   auto add = [&](int which, auto* function) {
+    if (!overridden[which].kernel) return;  // torch has none of the overloads `dtype` on the CPU
     overrides.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
     overrides.back()->impl(full_name(which).c_str(), function);
   };
@@ -824,6 +839,15 @@ PyObject* py_override(PyObject*, PyObject* arguments) {
   add(BADDBMM, &sum_of<BADDBMM>);
   add(BADDBMM_OUT, &sum_in<BADDBMM_OUT>);
   add(BADDBMM_IN_PLACE, &sum_in_place<BADDBMM_IN_PLACE>);
+  using at::ScalarType;
+  add(MM_TYPE, &product_of<MM_TYPE, ScalarType>);
+  add(MM_TYPE_OUT, &product_in<MM_TYPE_OUT, ScalarType>);
+  add(BMM_TYPE, &product_of<BMM_TYPE, ScalarType>);
+  add(BMM_TYPE_OUT, &product_in<BMM_TYPE_OUT, ScalarType>);
+  add(ADDMM_TYPE, &sum_of<ADDMM_TYPE, ScalarType>);
+  add(ADDMM_TYPE_OUT, &sum_in<ADDMM_TYPE_OUT, ScalarType>);
+  add(BADDBMM_TYPE, &sum_of<BADDBMM_TYPE, ScalarType>);
+  add(BADDBMM_TYPE_OUT, &sum_in<BADDBMM_TYPE_OUT, ScalarType>);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

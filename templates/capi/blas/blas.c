@@ -338,6 +338,8 @@ int hgemm_blas_types_of(hgemm_blas_product const *p, int math_mode, hgemm_blas_t
   return !half || (p->type_a == BLAS_R_16F && p->type_c == BLAS_R_16F);
 }
 
+int hgemm_blas_is_small(hgemm_blas_product const *p) { return (double)p->m * (double)p->n * (double)p->k < 65536; }
+
 /* ---- alpha and beta ---------------------------------------------------------------------------------------------------- */
 
 static float from_half(uint16_t bits) {
@@ -538,6 +540,7 @@ int hgemm_blas_multiply(hgemm_blas_handle *handle, hgemm_blas_product const *p) 
   if (p->m == 0 || p->n == 0 || p->batch == 0) return BLAS_SUCCESS;
   if (handle->device == NULL || !hgemm_blas_types_of(p, handle->math_mode, &types)) return BLAS_FORWARD;
   if (handle->pointer_mode == BLAS_POINTER_DEVICE && hgemm_blas_real("cublasGemmEx") != NULL) return BLAS_FORWARD; /* no wait */
+  if (types.fast && hgemm_blas_is_small(p) && hgemm_blas_real("cublasGemmEx") != NULL) return BLAS_FORWARD;
   if (!hgemm_blas_scalars(handle, p, types.half_scale, &alpha, &beta)) return BLAS_FORWARD;
   if (beta != 0.0f && p->c == NULL) return BLAS_INVALID_VALUE;
   if (p->form == BLAS_POINTERS) return compute_pointers(handle, p, types, alpha, beta);

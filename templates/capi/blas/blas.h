@@ -145,6 +145,9 @@ typedef struct hgemm_blas_types {
 /* Writes our types. Returns 0 for a combination that this library does not compute. */
 int hgemm_blas_types_of(hgemm_blas_product const *product, int math_mode, hgemm_blas_types *types);
 
+/* Tells whether a product of f32 is so small that tf32 saves no time. The real cuBLAS computes it exactly, even if tf32 is allowed. */
+int hgemm_blas_is_small(hgemm_blas_product const *product);
+
 /* Writes alpha and beta. Returns 0 if they are in device memory and cannot be read. */
 int hgemm_blas_scalars(hgemm_blas_handle *handle, hgemm_blas_product const *product, int half, float *alpha, float *beta);
 

@@ -167,6 +167,7 @@ static int multiply(hgemm_blas_handle *handle, Call const *call, hgemm_blas_prod
   if ((epilogue->value & LT_EPILOGUE_BIAS) && epilogue->bias == NULL) return BLAS_INVALID_VALUE;
   if (handle->device == NULL || !types_of(product, call, &types)) return BLAS_FORWARD;
   if (call->operation.pointer_mode == BLAS_POINTER_DEVICE && hgemm_lt_real(LT_MATMUL) != NULL) return BLAS_FORWARD; /* no wait */
+  if (types.fast && hgemm_blas_is_small(product) && hgemm_lt_real(LT_MATMUL) != NULL) return BLAS_FORWARD;
   view = view_of(handle, call, workspace, workspace_bytes, stream);
   if (!hgemm_blas_scalars(&view, product, types.half_scale, &alpha, &beta)) return BLAS_FORWARD;
   if (beta != 0.0f && epilogue->c == NULL) return BLAS_INVALID_VALUE;
@@ -262,6 +263,7 @@ static int choose(hgemm_blas_handle *handle, Call const *call, hgemm_lt_preferen
   if (status != BLAS_SUCCESS) return status;
   if (handle->device == NULL || !types_of(&product, call, &types)) return BLAS_FORWARD;
   if (call->operation.pointer_mode == BLAS_POINTER_DEVICE && hgemm_lt_real(LT_MATMUL) != NULL) return BLAS_FORWARD;
+  if (types.fast && hgemm_blas_is_small(&product) && hgemm_lt_real(LT_MATMUL) != NULL) return BLAS_FORWARD;
   if (product.m == 0 || product.n == 0) return BLAS_SUCCESS;
   product.a = place(1, preference->align_a), product.b = place(2, preference->align_b), product.c = place(3, preference->align_d);
   epilogue.c = place(4, preference->align_c);
