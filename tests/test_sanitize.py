@@ -195,9 +195,12 @@ REFUSED = {
     "grid is missing": {name: value for name, value in table().items() if name != "grid"},
     "block is 32x1x1, and the PTX requires 64x1x1": table(block=[32, 1, 1]),
     "grid 1x1x1 is not a multiple of cluster 2x1x1": table(cluster=2),
-    "parameters has 2 entries, and the PTX 3": table(parameters=PARAMETERS[:2]),
+    "parameters has 2 entries, and the PTX 3: .param .u64, .param .u64, .param .u32": table(parameters=PARAMETERS[:2]),
     "parameters[2] has 8 B, and the PTX 4 B (.param .u32)": table(
         parameters=[*PARAMETERS[:2], {"type": "u64", "value": 1}]
+    ),
+    "parameters[2] has type f32, and the PTX has .param .u32": table(
+        parameters=[*PARAMETERS[:2], {"type": "f32", "value": 1.5}]
     ),
     "there is no buffer 'z': the file has x, y": table(parameters=[{"buffer": "z"}, *PARAMETERS[1:]]),
     "value 300 does not fit u8": table(parameters=[*PARAMETERS[:2], {"type": "u8", "value": 300}]),
@@ -240,6 +243,13 @@ def test_a_cubin_is_refused_with_the_way_to_ptx(tmp_path):
     path = tmp_path / "kernel.ptx"
     path.write_bytes(b"\x7fELF\x02")
     with pytest.raises(RequestError, match="machine code, and sanitize reads PTX: compile with `nvcc -ptx`"):
+        read_module(path)
+
+
+def test_a_source_is_refused_with_the_way_to_ptx(tmp_path):
+    path = tmp_path / "kernel.cu"
+    path.write_text("__global__ void kernel() {}")
+    with pytest.raises(RequestError, match="CUDA C.., and sanitize reads PTX: compile with `nvcc -ptx"):
         read_module(path)
 
 

@@ -15,8 +15,10 @@ from common import nvrtc
 
 def main() -> None:
     if len(sys.argv) != 3:
-        raise SystemExit(f"usage: {sys.argv[0]} FILE.cu ARCH")
+        raise SystemExit(f"usage: {sys.argv[0]} FILE.cu sm_ARCH, for example sm_80 or sm_90a")
     file, arch = Path(sys.argv[1]), sys.argv[2]
+    if not file.is_file():
+        raise SystemExit(f"{file} does not exist")
     ptx = nvrtc(file.read_text(), arch, [file.parent], ["-lineinfo"], name=file.name)
     file.with_suffix(".ptx").write_text(ptx)
 

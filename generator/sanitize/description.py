@@ -274,6 +274,10 @@ def read_module(path: Path) -> tuple[str, Module]:
         raise RequestError(
             f"{path} is machine code, and sanitize reads PTX: compile with `nvcc -ptx`, or extract PTX with `cuobjdump -ptx`"
         )
+    if path.suffix in (".cu", ".cpp", ".cuh"):
+        raise RequestError(
+            f"{path} is CUDA C++, and sanitize reads PTX: compile with `nvcc -ptx -lineinfo {path}`, or with NVRTC"
+        )
     try:
         text = content.decode()
         return text, parse(text)
@@ -603,12 +607,20 @@ def has_dynamic_smem(kernel: Kernel, module: Module) -> bool:
 def _check_parameters(found: Description, kernel: Kernel, place: str) -> None:
     needed, given = kernel.parameters, found.parameters
     if len(needed) != len(given):
-        raise RequestError(f"{place}: parameters has {len(given)} entries, and the PTX {len(needed)} (.param)")
+        listed = ", ".join(map(_declared, needed)) or "none"
+        raise RequestError(f"{place}: parameters has {len(given)} entries, and the PTX {len(needed)}: {listed}")
     for at, (one, other) in enumerate(zip(needed, given, strict=True)):
         if one.size_bytes != size_bytes(other):
             raise RequestError(
                 f"{place}: parameters[{at}] has {size_bytes(other)} B, and the PTX {one.size_bytes} B ({_declared(one)})"
             )
+        if isinstance(other, Scalar) and _is_float(one.type) not in (None, other.type.startswith("f")):
+            raise RequestError(f"{place}: parameters[{at}] has type {other.type}, and the PTX has {_declared(one)}")
+
+
+def _is_float(ptx_type: str) -> bool | None:
+    """Tell whether a type of the PTX holds floats. None: its bits may be of any type."""
+    return {"f": True, "s": False, "u": False}.get(ptx_type[0])
 
 
 def _declared(parameter: Any) -> str:
