@@ -308,7 +308,7 @@ class OrderTrial(Trial):
 
 def order_cases(traits: LaunchTraits) -> list[Case]:
     """Return the problems that show the order: several k-tiles in every part of k, the last one ragged; few rows and many."""
-    m, n = traits.tile_m * traits.cluster_shape[0], traits.tile_n * traits.cluster_shape[1]
+    m, n = traits.tile_m, traits.tile_n
     k = (2 * traits.splits + 1) * traits.tile_k + traits.tile_k // 2 + 11
     alpha = 1.0 if traits.activation in _EXACT_ACTIVATIONS else 2.0**10
     options = LaunchOptions(1, 0, 1) if traits.decides_splits or traits.decides_raster else None

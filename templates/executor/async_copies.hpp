@@ -294,8 +294,9 @@ void Machine::complete_load(size_t index) {
   box_loads_.erase(box_loads_.begin() + std::ptrdiff_t(index));
   uint32_t const bytes = row_bytes(load.map);
   for (uint32_t row = 0; row < box_rows(load.map); ++row) {
-    unsigned char buffer[1024] = {};
+    unsigned char buffer[1024];
     RowPart const part = row_part(load.map, load.at, row);
+    if (part.bytes < bytes) memset(buffer, 0, bytes);
     if (part.bytes) {
       memcpy(buffer + part.skipped, reinterpret_cast<void const*>(part.address), load.readable ? part.bytes : 0);
     }

@@ -268,28 +268,31 @@ bool Machine::check_operand(Warp& warp, Wgmma const& op, bool is_b, SiteCost* co
   Access const me = {warp.wgmma_committed + 1, warp.cta->number, warp.cta->warpgroups[size_t(warp.index) / 4].agent,
                      costs_.site_index(operation)};
   Shadow& shadow = warp.cta->shadow;
-  Access known;  // the last write of most vectors: one TMA load
+  uint32_t offsets[256 * 2];  // the shadow memory of a CTA exceeds a processor's cache, so all lines are fetched first
+  uint32_t count = 0;
   for (uint32_t block = 0; block < extent; block += 8) {  // 8 vectors form one phase of shared memory
     for (uint32_t k = 0; k < depth_of(op); k += matrix.vector_elements()) {
-      Addresses addresses;
-      uint32_t offsets[8];
       for (uint32_t i = 0; i < 8; ++i) {
         uint32_t const row = first + block + (matrix.k_major() ? i : 0);
-        offsets[i] = matrix.vector_address(row, k + (matrix.k_major() ? 0 : i));
-        shadow.prefetch(offsets[i]);
+        offsets[count] = matrix.vector_address(row, k + (matrix.k_major() ? 0 : i));
+        shadow.prefetch(offsets[count++]);
       }
-      for (uint32_t i = 0; i < 8; ++i) {
-        uint32_t const offset = offsets[i];
-        unsigned char const* const vector = warp.cta->arena + offset;
-        if (!check_shared(lane, operation, vector, 16)) return false;
-        if (!known.epoch || !shadow.read_line(offset, lane.knowledge, me, known)) {
-          bool const ordered = record_async(lane, operation, *lane.cta, vector, 16, false, me);
-          known = ordered ? shadow.last_write(offset) : Access();
-        }
-        addresses.add(int(i), vector);
-      }
-      if (cost) count_wavefronts(addresses, 16, *cost);
     }
+  }
+  Access known;  // the last write of most vectors: one TMA load
+  for (uint32_t phase = 0; phase < count; phase += 8) {
+    Addresses addresses;
+    for (uint32_t i = 0; i < 8; ++i) {
+      uint32_t const offset = offsets[phase + i];
+      unsigned char const* const vector = warp.cta->arena + offset;
+      if (!check_shared(lane, operation, vector, 16)) return false;
+      if (!known.epoch || !shadow.read_line(offset, lane.knowledge, me, known)) {
+        bool const ordered = record_async(lane, operation, *lane.cta, vector, 16, false, me);
+        known = ordered ? shadow.last_write(offset) : Access();
+      }
+      addresses.add(int(i), vector);
+    }
+    if (cost) count_wavefronts(addresses, 16, *cost);
   }
   if (cost) {
     cost->shared = true;
