@@ -309,10 +309,16 @@ class Shadow {
   Conflict write(size_t offset, size_t bytes, Knowledge const& writer, Access const& me, bool atomic, EarlierAccess visit) {
     Conflict conflict;
     if (offset % line_bytes == 0 && bytes % line_bytes == 0) {
+      Cell checked;  // the last one: most neighbours of a line have the same accesses, which need one check
+      bool has_checked = false;
       for (size_t at = offset; at < offset + bytes; at += line_bytes) {
         Line& line = touch(at);
-        for_cells(line, at, at, at + line_bytes,
-                  [&](Cell& cell, size_t where) { check_write(cell, where, writer, conflict, visit); });
+        if (!has_checked || line.parts || !has_accesses_of(line.cell, checked)) {
+          for_cells(line, at, at, at + line_bytes,
+                    [&](Cell& cell, size_t where) { check_write(cell, where, writer, conflict, visit); });
+          has_checked = !line.parts;
+          checked = line.cell;
+        }
         make_whole(line);
         overwrite(line.cell, me, atomic);
       }
@@ -345,6 +351,18 @@ class Shadow {
     uint8_t log2_cells = 0;
   };
   struct Parts { Cell cell[8]; };
+
+  static bool same(Access const& one, Access const& other) {
+    return one.epoch == other.epoch && one.cta == other.cta && one.agent == other.agent && one.site == other.site;
+  }
+  // Tells whether a cell has the same accesses as another one, all of them inline.
+  static bool has_accesses_of(Cell const& cell, Cell const& other) {
+    if (cell.more_reads || other.more_reads || cell.read_count != other.read_count || !same(cell.write, other.write)) return false;
+    for (int i = 0; i < cell.read_count; ++i) {
+      if (!same(cell.reads[i], other.reads[i])) return false;
+    }
+    return true;
+  }
 
   // Returns the line at an offset, which `reset` will clear.
   Line& touch(size_t offset) {
