@@ -162,19 +162,24 @@ def possible_orders(candidates: Sequence[Candidate], query: SelectionQuery, targ
 
     Only the best way in which such variants run on the device counts.
     """
-    least_aligned = typical_query(query, 1, beta)
-    if query.kind.layout[0] == "n":  # the rows of A are as long as m, which may have any alignment
-        least_aligned = replace(least_aligned, align_a=1)
+    least = least_aligned_query(query, beta)
     found: dict[KOrder, None] = {}
     best = None
     for match, row in candidates:
         order = order_of(row, query.k, row.splits)
         if order is None or row.exact_tiles_only or (row.partial_bytes and not row.decides_splits):
             continue
-        if (best is None or match == best) and len(found) < MAX_ORDERS and row_supports(row, least_aligned, target):
+        if (best is None or match == best) and len(found) < MAX_ORDERS and row_supports(row, least, target):
             best = match
             found.setdefault(order)
     return [*found]
+
+
+def least_aligned_query(query: SelectionQuery, beta: bool) -> SelectionQuery:
+    """Return the typical query that requires most of a kernel for all m: a single row, and the alignment that every m has."""
+    typical = typical_query(query, 1, beta)
+    # In this layout the rows of A are as long as m, which may have any alignment.
+    return replace(typical, align_a=1) if query.kind.layout[0] == "n" else typical
 
 
 def typical_query(query: SelectionQuery, m: int, beta: bool) -> SelectionQuery:

@@ -35,6 +35,7 @@ from hgemm.invariance import (
     chosen_order,
     has_order,
     keeps_order,
+    least_aligned_query,
     option_clocks,
     order_clocks,
     order_key,
@@ -46,7 +47,7 @@ from hgemm.measured_options import MeasuredOptions, options_of
 from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
 from hgemm.problem import LAYOUTS, LaunchOptions, kind_supports
 from hgemm.requirements import FEWER_TILES, row_supports, unmet_requirements
-from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
+from hgemm.selection_query import ANY_WORKSPACE, MAX_ALIGN, SelectionQuery, Target
 
 MAX_ORDERS_KEPT = 4096
 """Accumulation orders that a selector remembers, by kind, n and k."""
@@ -309,10 +310,7 @@ class Selector:
         ]
         order = self.order(query) if query.batch_invariant else None
         if query.batch_invariant and query.k and order is None:
-            return (
-                f"no variant for {query.kind} on {self.target.name} adds k in one order for every m (stream-K does not, and old "
-                f"records do not tell): `{self._order_command(query, 1)}` makes one"
-            )
+            return self._no_order_reason(rows, query)
         if order is not None:
             rows = [row for row in rows if order_of(row, query.k, order.splits) == order]
         counts = Counter(unmet for row in rows for unmet in unmet_requirements(row, query, self.target))
@@ -328,6 +326,17 @@ class Selector:
         all_m = f", with the order of all m ({order})" if order else ""
         return f"no variant for {query.kind} on {self.target.name} supports {extents}{all_m}: {reasons}{hint}"
 
+    def _no_order_reason(self, rows: Sequence[Row], query: SelectionQuery) -> str:
+        """Return why no order computes every m with the n and k of a query."""
+        every_m = least_aligned_query(query, beta=False)
+        ordered = [row for row in rows if order_of(row, query.k, row.splits)]
+        counts = Counter(unmet for row in ordered for unmet in unmet_requirements(row, every_m, self.target))
+        reasons = ", ".join(f"{count} of {len(ordered)} need {unmet}" for unmet, count in counts.most_common())
+        return (
+            f"no variant for {query.kind} on {self.target.name} adds k in one order for every m with n {query.n} and k {query.k}"
+            f" ({reasons or 'stream-K does not, and old records do not tell'}): `{self._order_command(every_m, 1)}` makes one"
+        )
+
     def _expression_fix(self, rows: Sequence[Row], query: SelectionQuery) -> str:
         """Return how to get a kernel of an expression for a query that none of `rows` supports."""
         unlimited = replace(query, workspace_bytes=ANY_WORKSPACE)
@@ -339,10 +348,14 @@ class Selector:
 
     def _order_command(self, query: SelectionQuery, splits: int) -> str:
         """Return a command that generates a kernel with a fixed order for a query."""
-        align = min(query.align_a, query.align_b, query.align_d)
+        operands = {"a": query.align_a, "b": query.align_b, "d": query.align_d}
+        aligned = " ".join(f"--align-{name} {align}" for name, align in operands.items() if align < MAX_ALIGN)
         schedule = "one_tile" if splits == 1 else f"split_k_cluster:{splits}"
-        arch = f"{self.target.number}a" if splits > 1 else self.target.number
-        options = f"--arch {arch} {query.kind.cover_options} --align {align} --schedule {schedule}"
+        has_wgmma = self.target.number == WGMMA_CAPABILITY and wgmma_computes(query)
+        arch = f"{self.target.number}a" if splits > 1 or has_wgmma else self.target.number
+        options = " ".join(
+            [f"--arch {arch}", query.kind.cover_options, *filter(None, [aligned]), f"--schedule {schedule}"]
+        )
         return f"generate {options}{library_suffix(self.library)}"
 
 

@@ -216,8 +216,18 @@ def test_old_records_have_no_order(flags: dict[str, bool]) -> None:
     if "cublas_order" in flags:
         assert selector.find(query).order is None
         return
-    with pytest.raises(UnsupportedError, match="one order for every m.*generate --arch 90 .*--schedule one_tile"):
+    with pytest.raises(UnsupportedError, match="one order for every m.*generate --arch 90a .*--schedule one_tile"):
         selector.choose(query)
+
+
+@pytest.mark.parametrize("m", [1, 64])
+def test_a_request_without_an_order_names_the_alignment_that_every_m_needs(m: int) -> None:
+    """A single row of D needs no alignment, but rows of 4095 elements do."""
+    aligned = [record for record in RECORDS.values() if record["spec"]["align_d"] > 1]
+    selector = Selector(DispatchTable.of(aligned), H100)
+    command = "generate --arch 90a --dtype f16 --layout tn --align-d 1 --schedule one_tile"
+    with pytest.raises(UnsupportedError, match=f"more alignment .A, B and D have 8, 8 and 1 elements.*{command}"):
+        selector.choose(invariant(m, 4095, 4096))
 
 
 # ---- Texts of orders -------------------------------------------------------------------------------------------------

@@ -106,8 +106,9 @@ hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *q) 
   }
   if (invariant && !ordered) {
     return hgemm_fail(HGEMM_ERROR_NO_KERNEL,
-                      "no kernel for sm_%lu adds k in one order for every m: export one with schedule one_tile, or clear "
-                      "HGEMM_BATCH_INVARIANT", (unsigned long)target->number);
+                      "no kernel for sm_%lu adds k in one order for every m with n %lld and k %lld: export one with schedule "
+                      "one_tile and the alignment of n and k, or clear HGEMM_BATCH_INVARIANT",
+                      (unsigned long)target->number, (long long)q->n, (long long)q->k);
   }
   if (all.workspace_bytes != UINT64_MAX && !ordered) {
     return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the workspace has %llu bytes, and %llu are needed",
