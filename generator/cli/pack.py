@@ -167,7 +167,7 @@ def pack_command(
     if checked:
         click.echo(f"{checked['checked']}: {_CHECK_SHAPE} is correct on the CPU, {checked['check_seconds']:.1f} s")
     if not quiet:
-        _next_commands(to)
+        _next_commands(to, invariant)
 
 
 def _reject_options_of_sizes(ctx: click.Context, nk: str) -> None:
@@ -271,10 +271,12 @@ def _checked(library: Library, done: Pack) -> dict[str, Any]:
     return {"checked": symbol, "check_seconds": round(time.perf_counter() - began, 2)}
 
 
-def _next_commands(to: Path) -> None:
+def _next_commands(to: Path, invariant: bool) -> None:
+    export = " --invariant" if invariant else ""
+    matmul = ".matmul(x, w.T, batch_invariant=True)" if invariant else ""
     lines = (
-        f"hgemm export{library_suffix(to)} --to {to}-c    # a C library",
-        f'hgemm.open("{to}")    # in Python',
+        f"hgemm export{library_suffix(to)} --to {to}-c{export}    # a C library",
+        f'hgemm.open("{to}"){matmul}    # in Python',
         f"hgemm verify{library_suffix(to)} --device    # on the GPU",
     )
     click.echo("hgemm: next:\n  " + "\n  ".join(lines), err=True)
