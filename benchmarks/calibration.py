@@ -34,9 +34,11 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import (
     FAMILY,
     IDENTITY,
+    LAYOUT,
     NEARLY,
     ONE,
     PATH,
+    SPANS,
     TERMS,
     Calibration,
     Words,
@@ -45,6 +47,7 @@ from hgemm.model.calibrated import (
     group_of,
     identity,
     parse_calibration,
+    span_of,
 )
 from hgemm.model.predict import fits
 from hgemm.problem import Kind
@@ -61,8 +64,8 @@ WITHIN = 3.0
 def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, within: float = WITHIN) -> dict[str, Any]:
     """Return what `catalog_choice measure` wrote on one GPU, with kernels by their timing identity.
 
-    A problem is [m, n, k, cuBLASLt's first, cuBLASLt's best, times]. A time is [kernel, time], or [kernel, time, splits, whole
-    tiles] if the launch decides the splits. Units: nanoseconds.
+    A problem is [m, n, k, cuBLASLt's first, cuBLASLt's best, times], then [batch, layout] if it is not one product in layout tn. A
+    time is [kernel, time], or [kernel, time, splits, whole tiles] if the launch decides the splits. Units: nanoseconds.
     """
     numbers: dict[Words, int] = {}
     problems: list[list[Any]] = []
@@ -71,6 +74,10 @@ def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, with
             if problem["wrong"]:
                 continue
             limit, times = within * min(problem["us"].values()), []
+            extents, more = (
+                problem["extents"][:3],
+                [*problem["extents"][3:], *([problem["layout"]] if "layout" in problem else [])],
+            )
             for name, time_us in sorted(problem["us"].items(), key=lambda item: item[1]):
                 symbol, _, options = name.partition("@")
                 words = identity(document["specs"][symbol])
@@ -79,7 +86,7 @@ def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, with
                     times.append([kernel, round(1e3 * time_us), *map(int, options.split("/") if options else ())])
             theirs = problem["baseline_us"]
             first, best = theirs.get("cublaslt#0", 0), min(theirs.values(), default=0)
-            problems.append([*problem["extents"], round(1e3 * first), round(1e3 * best), times])
+            problems.append([*extents, round(1e3 * first), round(1e3 * best), times, *more])
     (device,) = {document["device"] for document in documents}
     return {
         "what": f"Times of {len(numbers)} kernels on {len(problems)} drawn problems in the state {STATE}, nanoseconds",
@@ -91,7 +98,7 @@ def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, with
         "state": STATE,
         "fields": [*IDENTITY, *NEARLY],
         "kernels": [list(words) for words in numbers],
-        "problems": sorted(problem for problem in problems if problem[-1]),
+        "problems": sorted((problem for problem in problems if problem[TIMES]), key=lambda problem: problem[:TIMES]),
     }
 
 
@@ -107,29 +114,59 @@ def in_lines(document: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {lines(value)}" for name, value in document.items()) + "\n}\n"
 
 
-NONE = Calibration((), 0, STATE, "", (), (), {}, {})
+TIMES = 5
+"""Place of the times in a problem."""
+
+
+def launch_of(problem: Sequence[Any]) -> tuple[int, str]:
+    """Return batch and layout of a problem."""
+    batch, layout = problem[TIMES + 1 :] or (1, LAYOUT)
+    return batch, layout
+
+
+NONE = Calibration((), 0, STATE, "", (), (), {}, {}, {})
 """A calibration that corrects nothing."""
+KernelKey = tuple[Words, str]
+"""Timing identity and layout."""
 
 
 OPTIONS = {"cta_tile": "tile"}
 """Fields of an identity whose option has another name."""
 DERIVED = {"tma": ("form", "copy", "mma"), "ldg": ("form", "mma", "consumers", "cooperation", "cluster", "swap_ab")}
 """Fields of an identity that follow from the others, by its copy."""
+GENERAL = {"copy": "cp_async", "mma": "m16n8k16", "cta_tile": "128x128x32"}
+"""The mma.sync kernel that the catalog has in every layout. Its spec is the catalog's, since no identity determines it."""
 
 
-def rows_of(documents: Sequence[Mapping[str, Any]], calibrated: Calibration = NONE) -> dict[Words, Row]:
+def rows_of(documents: Sequence[Mapping[str, Any]], calibrated: Calibration = NONE) -> dict[KernelKey, Row]:
     """Return the rows of all kernels in data files, by default by the model alone. Kernels that cannot be planned are left out."""
-    every = {tuple(words): None for document in documents for words in document["kernels"]}
+    every: dict[KernelKey, None] = {}
+    for document in documents:
+        kernels = [tuple(words) for words in document["kernels"]]
+        for layout in sorted({launch_of(problem)[1] for problem in document.get("problems", ())}) or [LAYOUT]:
+            every.update(dict.fromkeys((words, layout) for words in kernels))
     requests = [
-        {OPTIONS.get(name, name): word for name, word in named.items() if name not in DERIVED[named["copy"]]}
-        for named in (dict(zip((*IDENTITY, *NEARLY), words)) for words in every)
+        {"layout": layout}
+        | {OPTIONS.get(name, name): word for name, word in named.items() if name not in DERIVED[named["copy"]]}
+        for named, layout in ((dict(zip((*IDENTITY, *NEARLY), words)), layout) for words, layout in every)
         if named["copy"] in DERIVED
     ]
+    kernels = [emit(plan, templates_folder()) for plan in sweep(requests).plans]
+    if any(_is_general(words) for words, _ in every):
+        from generator.catalog import catalog_kernels  # reads and plans the whole catalog
+
+        kernels += [kernel for kernel in catalog_kernels() if kernel.plan.spec.copy == GENERAL["copy"]]
     found = {}
-    for plan in sweep(requests).plans:
-        record = {**planned(emit(plan, templates_folder())), "resources": {"ctas_per_sm": plan.spec.ctas_per_sm}}
-        found[identity(record["spec"])] = row_of(LaunchTraits.of(record), record, calibrated=calibrated)
-    return {words: found[words] for words in every if words in found}
+    for kernel in kernels:
+        record = {**planned(kernel), "resources": {"ctas_per_sm": kernel.plan.spec.ctas_per_sm}}
+        key = identity(record["spec"]), record["spec"]["layout"]
+        if key in every and (key[0][IDENTITY.index("copy")] in DERIVED or _is_general(key[0])):
+            found[key] = row_of(LaunchTraits.of(record), record, calibrated=calibrated)
+    return {key: found[key] for key in every if key in found}
+
+
+def _is_general(words: Words) -> bool:
+    return GENERAL.items() <= dict(zip(IDENTITY, words)).items()
 
 
 # ---- Launches as arrays ----------------------------------------------------------------------------------------------
@@ -166,29 +203,32 @@ class Launches:
         return Launches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
 
-def launches_of(document: Mapping[str, Any], rows: Mapping[Words, Row]) -> Launches:
+def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> Launches:
     """Return the launches of a data file as arrays. Rows are numbered in the order of `rows`."""
-    places = {words: place for place, words in enumerate(rows)}
+    places = {key: place for place, key in enumerate(rows)}
     its_rows, target = [*rows.values()], Target.typical(f"sm_{CAPABILITY}", SMS)
-    kernels = [places.get(tuple(words)) for words in document["kernels"]]
+    kernels = [tuple(words) for words in document["kernels"]]
     found: list[tuple[float, ...]] = []
-    for at, (m, n, k, _, _, times) in enumerate(document["problems"]):
-        straddling = SelectionQuery.dense(Kind(), (m, n, k, 1)).straddling
-        for kernel, time_ns, *options in times:
-            if kernels[kernel] is None:
+    for at, problem in enumerate(document["problems"]):
+        (m, n, k), (batch, layout) = problem[:3], launch_of(problem)
+        straddling = SelectionQuery.dense(Kind(layout), (m, n, k, batch)).straddling
+        for kernel, time_ns, *options in problem[TIMES]:
+            place = places.get((kernels[kernel], layout))
+            if place is None:
                 continue
-            row = its_rows[kernels[kernel]]
+            row = its_rows[place]
             splits, whole = options or (row.splits, 0)
             whole *= row.cluster_m * row.cluster_n
-            tiles, sms, resident = row.tiles(m, n), sms_used(row, target), tiles_per_sm(row, target)
+            tiles, sms, resident = row.tiles(m, n) * batch, sms_used(row, target), tiles_per_sm(row, target)
             all_k_tiles, shared = -(-k // row.tile_k), bool(options) and splits > 1
             parts = ((whole, all_k_tiles), ((tiles - whole) * splits, -(-all_k_tiles // splits)))
             busiest = [-(-items // sms) for items, _ in parts]
             rounds = [-(-count // resident) for count in busiest]
-            mib = (((m + n) * k // 1024) * row.operand_bytes + (m * n // 1024) * row.result_bytes) / 1024
+            operands, results = (m + n) * k * batch // 1024, m * n * batch // 1024
+            mib = (operands * row.operand_bytes + results * row.result_bytes) / 1024
             found.append(
                 (
-                    *(kernels[kernel], at, time_ns / 1e3),
+                    *(place, at, time_ns / 1e3),
                     sum(count * k_tiles for count, (_, k_tiles) in zip(busiest, parts, strict=True)),
                     sum(count * k_tiles for count, (_, k_tiles) in zip(rounds, parts, strict=True)),
                     *(sum(busiest), sum(rounds), busiest[1] * shared, rounds[1] * shared),
@@ -238,7 +278,10 @@ NOISE = 0.04
 SHARED_SPREADS = dict.fromkeys(TERMS, 0.5)
 GROUP_SPREADS = {**SHARED_SPREADS, "dram": 0.2}
 OWN_SPREADS = {**dict.fromkeys(TERMS, 0.35), "dram": 0.1, "l2": 0.25, "launch": 0.2}
-"""Expected logarithms of the factors of all kernels, of a group's beside them, and of a kernel's own beside its group's.
+SPAN_SPREADS = dict.fromkeys(TERMS, 0.02) | dict.fromkeys(("k_tile", "l2", "straddling"), 0.5)
+LAYOUT_SPREADS = dict.fromkeys(TERMS, 0.02) | dict.fromkeys(("k_tile", "l2"), 0.15)
+"""Expected logarithms of the factors of all kernels, of a group's beside them, of short rows of the TMA beside these, of a kernel's
+own, and of its layout's beside its own.
 
 DRAM is as fast for one kernel as for another. With more freedom, a few small problems gave some kernels three times its speed.
 """
@@ -247,13 +290,19 @@ FAR, LEAST_WEIGHT, SOFT = 0.5, 0.03, 0.1
 STEPS, LONGEST_STEP, DIFFERENCE = 10, 0.3, 0.02
 
 
-def fitted(
-    launches: Launches, words: Sequence[Words], rows: Sequence[Row]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the factors of all kernels together, of each one's group, and of each kernel.
+@dataclass(frozen=True)
+class Fitted:
+    """Factors. Shapes: `shared` (term,); `groups`, those of a kernel's group, `spans`, besides these, and `own` (row, term)."""
 
-    Shapes: `words` are the timing identities of `rows`. Returns (term,), (row, term) and (row, term).
-    """
+    shared: np.ndarray
+    groups: np.ndarray
+    spans: np.ndarray
+    own: np.ndarray
+
+
+def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
+    """Return the factors that the launches suggest. Kernels that were not launched have those of others."""
+    rows = [*named.values()]
     count, terms = int(launches.at.max()) + 1, len(TERMS)
     best = np.full(count, np.inf)
     np.minimum.at(best, launches.at, launches.time_us)
@@ -279,29 +328,38 @@ def fitted(
             np.array([weighted[part].T @ errors[part] for part in parts]),
         )
 
-    names = [group_of(one) for one in words]
-    places = {name: place for place, name in enumerate(sorted(set(names)))}
+    def numbered(names: Sequence[Any]) -> np.ndarray:
+        """Return a number for each name, and -1 for None."""
+        places = {name: place for place, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+        return np.array([-1 if name is None else places[name] for name in names])
+
+    spans = [span_of(*key) for key in named]
     levels = (
         (np.zeros(len(rows), int), SHARED_SPREADS),
-        (np.array([places[name] for name in names]), GROUP_SPREADS),
-        (np.arange(len(rows)), OWN_SPREADS),
+        (numbered([group_of(words) for words, _ in named]), GROUP_SPREADS),
+        (numbered([None if span == SPANS[0] else span for span in spans]), SPAN_SPREADS),
+        (numbered([words for words, _ in named]), OWN_SPREADS),
+        (numbered([None if key[1] == LAYOUT else key for key in named]), LAYOUT_SPREADS),
     )
     prior, found = np.zeros((len(rows), terms)), []
     for level, spreads in levels:
         pull = np.diag([(NOISE / spreads[term]) ** 2 for term in TERMS])
-        _, firsts = np.unique(level, return_index=True)
+        moving = np.flatnonzero(level >= 0)
+        of, firsts = level[moving], moving[np.unique(level[moving], return_index=True)[1]]
         logs = prior
-        for _ in range(STEPS):
+        for _ in range(STEPS if len(moving) else 0):
             matrix, right = np.zeros((len(firsts), terms, terms)), np.zeros((len(firsts), terms))
             of_rows = equations(logs)
-            np.add.at(matrix, level, of_rows[0])
-            np.add.at(right, level, of_rows[1])
+            np.add.at(matrix, of, of_rows[0][moving])
+            np.add.at(right, of, of_rows[1][moving])
             pulled = right + (logs - prior)[firsts] @ pull
             change = -np.linalg.solve(matrix + pull, pulled[..., None])[..., 0]
-            logs = logs + np.clip(change, -LONGEST_STEP, LONGEST_STEP)[level]
-        found.append(np.exp(logs))
+            logs = logs.copy()
+            logs[moving] += np.clip(change, -LONGEST_STEP, LONGEST_STEP)[of]
+        found.append(logs)
         prior = logs
-    return found[0][0], found[1], found[2]
+    shared, groups, spanned, _, own = found
+    return Fitted(np.exp(shared[0]), np.exp(groups), np.exp(spanned - groups), np.exp(own))
 
 
 ANCHOR_ROWS, ANCHOR_LOSS = 64, 0.1
@@ -354,36 +412,50 @@ def of_problems(launches: Launches, wanted: np.ndarray) -> Launches:
     return launches[wanted[launches.at]]
 
 
-def folds_of(documents: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the fold of each problem of each GPU. A problem that was measured more than once is in one fold."""
-    extents: dict[str, list[tuple[int, ...]]] = {}
+def part_of(document: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the part of the data that a file belongs to: the GPU, and whether it has one layout or batches and all layouts."""
+    is_one = all(launch_of(problem) == (1, LAYOUT) for problem in document["problems"])
+    return document["device"], "" if is_one else ", all layouts"
+
+
+def problem_of(problem: Sequence[Any]) -> tuple[Any, ...]:
+    return *problem[:3], *launch_of(problem)
+
+
+def folds_of(documents: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], np.ndarray]:
+    """Return the fold of each problem of each part. A problem that was measured more than once is in one fold."""
+    problems: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
     for document in documents:
-        extents.setdefault(document["device"], []).extend(tuple(problem[:3]) for problem in document["problems"])
-    every = sorted({one for of_device in extents.values() for one in of_device})
+        problems.setdefault(part_of(document), []).extend(map(problem_of, document["problems"]))
+    every = sorted({one for of_part in problems.values() for one in of_part})
     fold = dict(zip(every, np.random.default_rng(0).permutation(len(every)) % FOLDS, strict=True))
-    return {device: np.array([fold[one] for one in of_device]) for device, of_device in extents.items()}
+    return {part: np.array([fold[one] for one in of_part]) for part, of_part in problems.items()}
+
+
+Data = Mapping[tuple[str, str], Launches]
+"""Launches by their part."""
 
 
 def judged(
-    data: Mapping[str, Launches], folds: Mapping[str, np.ndarray], named: Mapping[Words, Row], kept: np.ndarray | None
+    data: Data, folds: Mapping[tuple[str, str], np.ndarray], named: Mapping[KernelKey, Row], kept: np.ndarray | None
 ) -> Iterator[tuple[str, str]]:
     """Yield titles and figures: the model alone, and calibrations by the same GPU, by the others, and by all, in folds."""
-    words, rows = [*named], [*named.values()]
-    for device, launches in data.items():
-        yield f"{device}: model alone", summary(losses(launches, rows, None, kept))
-        if len(data) > 1:
-            others = _joined([one for name, one in data.items() if name != device])
-            yield (
-                f"{device}: calibrated by the others",
-                summary(losses(launches, rows, fitted(others, words, rows)[-1], kept)),
-            )
-        for title, sources in (("itself", [device]), ("all", [*data])):
-            found = []
-            for fold in range(FOLDS):
-                part = _joined([of_problems(data[name], folds[name] != fold) for name in sources])
-                out = of_problems(launches, folds[device] == fold)
-                found.append(losses(out, rows, fitted(part, words, rows)[-1], kept))
-            yield f"{device}: calibrated by {title}, held out", summary(np.concatenate(found))
+    rows, devices = [*named.values()], list(dict.fromkeys(device for device, _ in data))
+    for part, launches in data.items():
+        yield f"{''.join(part)}: model alone", summary(losses(launches, rows, None, kept))
+    for device in devices if len(devices) > 1 else ():
+        own = fitted(_joined([launches for (other, _), launches in data.items() if other != device]), named).own
+        for part in (one for one in data if one[0] == device):
+            yield f"{''.join(part)}: calibrated by the others", summary(losses(data[part], rows, own, kept))
+    by = {f"calibrated by {device}": [part for part in data if part[0] == device] for device in devices}
+    for title, sources in ((by if len(devices) > 1 else {}) | {"calibrated by all": [*data]}).items():
+        found: dict[tuple[str, str], list[np.ndarray]] = {part: [] for part in sources}
+        for fold in range(FOLDS):
+            own = fitted(_joined([of_problems(data[part], folds[part] != fold) for part in sources]), named).own
+            for part in sources:
+                found[part].append(losses(of_problems(data[part], folds[part] == fold), rows, own, kept))
+        for part in sources:
+            yield f"{''.join(part)}: {title}, held out", summary(np.concatenate(found[part]))
 
 
 def _joined(parts: Sequence[Launches]) -> Launches:
@@ -415,13 +487,13 @@ def reduce_command(files: Sequence[Path], driver: str, date: str, to: Path) -> N
     click.echo(f"{len(document['problems'])} problems, {len(document['kernels'])} kernels, {to.stat().st_size} B")
 
 
-def _read(files: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[Words, Row], dict[str, Launches]]:
+def _read(files: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[KernelKey, Row], dict[tuple[str, str], Launches]]:
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     rows = rows_of(documents)
-    parts: dict[str, list[Launches]] = {}
+    parts: dict[tuple[str, str], list[Launches]] = {}
     for document in documents:
-        parts.setdefault(document["device"], []).append(launches_of(document, rows))
-    return documents, rows, {device: _joined(of_device) for device, of_device in parts.items()}
+        parts.setdefault(part_of(document), []).append(launches_of(document, rows))
+    return documents, rows, {part: _joined(of_part) for part, of_part in parts.items()}
 
 
 @main.command("judge")
@@ -433,25 +505,26 @@ def judge_command(files: Sequence[Path], catalog: bool) -> None:
     kept = _in_catalog(rows) if catalog else None
     if kept is not None:
         click.echo(f"{kept.sum()} of {len(rows)} kernels are in the catalog")
-        for device, launches in data.items():
-            click.echo(f"{device}: the best kernel of the catalog: {summary(_best_of(launches, kept))}")
+        for part, launches in data.items():
+            click.echo(f"{''.join(part)}: the best kernel of the catalog: {summary(_best_of(launches, kept))}")
     for title, figures in judged(data, folds_of(documents), rows, kept):
         click.echo(f"{title}: {figures}")
     for document in documents:
-        ratios = [(first, best, times[0][1]) for *_, first, best, times in document["problems"] if first and best]
+        known = (problem[TIMES - 2 : TIMES + 1] for problem in document["problems"])
+        ratios = [(first, best, times[0][1]) for first, best, times in known if first and best]
         click.echo(
-            f"{document['device']}: best of the space over cuBLASLt's first "
+            f"{''.join(part_of(document))}: best of the space over cuBLASLt's first "
             f"{geometric_mean([first / ours for first, _, ours in ratios]):.3f}, "
             f"best of those it proposed {geometric_mean([best / ours for _, best, ours in ratios]):.3f}"
         )
 
 
-def _in_catalog(rows: Mapping[Words, Row]) -> np.ndarray:
+def _in_catalog(rows: Mapping[KernelKey, Row]) -> np.ndarray:
     from generator.catalog import catalog_kernels  # reads and plans the whole catalog
 
     kernels = [kernel for kernel in catalog_kernels() if kernel.plan.spec.arch in ("sm_90", "sm_90a")]
     shipped = {identity(planned(kernel)["spec"])[: len(IDENTITY)] for kernel in kernels}
-    return np.array([words[: len(IDENTITY)] in shipped for words in rows])
+    return np.array([words[: len(IDENTITY)] in shipped for words, _ in rows])
 
 
 def _best_of(launches: Launches, kept: np.ndarray) -> np.ndarray:
@@ -469,9 +542,9 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
     """Write the calibration by all problems of FILES as package data."""
     documents, rows, data = _read(files)
     together = _joined([*data.values()])
-    shared, of_group, own = fitted(together, [*rows], [*rows.values()])
-    scale = level(together, [*rows.values()], own)
-    shared, of_group, own = shared * scale, of_group * scale, own * scale
+    factors = fitted(together, rows)
+    of_layout = _joined([launches for (_, layouts), launches in data.items() if not layouts])
+    scale = level(of_layout, [*rows.values()], factors.own)
     measured = np.bincount(together.row, minlength=len(rows))
     named = ("capability", "sms", "driver", "date")
     devices = [
@@ -479,20 +552,23 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
             "name": device,
             **{name: next(one[name] for one in documents if one["device"] == device) for name in named},
             "problems": len(
-                {tuple(problem[:3]) for one in documents if one["device"] == device for problem in one["problems"]}
+                {problem_of(one) for its in documents if its["device"] == device for one in its["problems"]}
             ),
         }
-        for device in data
+        for device in dict.fromkeys(device for device, _ in data)
     ]
+    places = {key: place for place, key in enumerate(rows)}
+    spans = {span_of(*key): place for key, place in places.items()}
     found = Calibration(
-        devices=tuple(data),
+        devices=tuple(device["name"] for device in devices),
         problems=sum(device["problems"] for device in devices),
         state=STATE,
         fitted=fits()["wgmma"].date,
-        family=next(iter(rows))[: len(FAMILY)],
-        others=_permille(shared),
-        groups={group_of(words): _permille(of_group[place]) for place, words in enumerate(rows)},
-        kernels={words: _permille(own[place]) for place, words in enumerate(rows) if measured[place]},
+        family=next(iter(rows))[0][: len(FAMILY)],
+        others=_permille(scale * factors.shared),
+        groups={group_of(words): _permille(scale * factors.groups[place]) for (words, _), place in places.items()},
+        spans={span: _permille(factors.spans[place]) for span, place in spans.items() if span != SPANS[0]},
+        kernels={key: _permille(scale * factors.own[place]) for key, place in places.items() if measured[place]},
     )
     document = document_of(found, devices, "python -m benchmarks.calibration fit")
     parse_calibration(document)

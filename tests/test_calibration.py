@@ -25,7 +25,7 @@ from hgemm.dispatch_table import (
     row_of,
 )
 from hgemm.launch_traits import LaunchTraits
-from hgemm.model.calibrated import ONE, PATH, TERMS, calibration, identity, parse_calibration
+from hgemm.model.calibrated import ONE, PATH, TERMS, calibration, group_of, identity, parse_calibration, span_of
 from hgemm.model.predict import fits
 from hgemm.problem import Kind
 from hgemm.selection import SHIPPED, Selector
@@ -68,7 +68,40 @@ def test_types_layouts_and_bias_share_the_measurement_of_a_kernel() -> None:
         assert other.calibration == OF_KERNEL and other.l2_clocks == measured.l2_clocks, texts
 
 
-def test_kernels_that_were_not_measured_share_the_factors_of_their_family() -> None:
+def test_a_layout_has_its_own_factors_or_those_of_tn_and_of_short_rows() -> None:
+    wide, narrow = record(tile="128x192x64"), record(tile="128x208x64")
+    factors = {name: (value,) * len(TERMS) for name, value in (("tn", 1000), ("nn", 3000), ("32 bytes", 2000))}
+    found = replace(
+        calibration(),
+        spans={32: factors["32 bytes"]},
+        kernels={
+            (identity(wide["spec"]), "tn"): factors["tn"],
+            (identity(wide["spec"]), "nn"): factors["nn"],
+            (identity(narrow["spec"]), "tn"): factors["tn"],
+        },
+    )
+
+    def measured(made: dict, layout: str) -> int:
+        return found.measured({**made["spec"], "layout": layout})[0]
+
+    assert [measured(wide, layout) for layout in ("tn", "nn", "nt", "tt")] == [1000, 3000, 1000, 1000]
+    assert [measured(narrow, layout) for layout in ("tn", "nn", "nt", "tt")] == [1000, 1000, 2000, 2000]
+
+
+def test_the_span_is_what_divides_tiles_whose_m_or_n_is_contiguous() -> None:
+    spans = {tile: identity(record(tile=tile)["spec"]) for tile in ("128x192x64", "128x224x64", "128x208x64")}
+    assert [span_of(words, "nt") for words in spans.values()] == [128, 64, 32]
+    assert [span_of(words, "nn") for words in spans.values()] == [128, 128, 128]
+    for words in spans.values():
+        assert span_of(words, "tn") == 128
+
+
+def test_kernels_that_were_not_measured_share_the_factors_of_their_group() -> None:
+    clustered, alone = record(tile="64x232x64", consumers="1"), record(tile="64x232x64", consumers="1", cluster="1x1")
+    groups = [group_of(identity(one["spec"])) for one in (clustered, alone)]
+    assert groups[0] != groups[1] and set(groups) <= set(calibration().groups)
+    for one, group in zip((clustered, alone), groups, strict=True):
+        assert calibration().of_family(one["spec"]) == calibration().groups[group]
     assert row(tile="128x232x64", cluster="4x1").calibration == OF_FAMILY
     assert row(schedule="launch", raster="launch", tile="128x240x64").calibration == OF_KERNEL  # as a persistent one
     assert row(dtype="tf32", tile="128x128x32", out="f32").calibration == UNCALIBRATED
@@ -92,6 +125,8 @@ def test_kernels_that_were_not_measured_share_the_factors_of_their_family() -> N
         ({"terms": [*TERMS[:-1], "other"]}, "terms must be"),
         ({"others": [ONE] * (len(TERMS) - 1)}, "others"),
         ({"fields": []}, "fields must be"),
+        ({"groups": [{"group": "ldg", "factors": [0] * len(TERMS)}]}, "groups"),
+        ({"spans": [{"bytes": 16, "factors": [ONE] * len(TERMS)}]}, "bytes"),
         ({"kernels": [{"identity": ["sm_90a"] * 12, "factors": [ONE] * len(TERMS)}]}, "number of stages"),
         ({"extra": 1}, "extra"),
     ],
@@ -121,33 +156,36 @@ EXTENTS = [
 ]
 
 
-def space() -> dict:
+def space(layout: str = "tn") -> dict:
     records = [
-        record(),
-        record(tile="128x128x64", schedule="launch", raster="launch"),
-        record(tile="128x192x64", schedule="split_k:2", cluster="1x1"),
+        record(layout=layout),
+        record(layout=layout, tile="128x128x64", schedule="launch", raster="launch"),
+        record(layout=layout, tile="128x192x64", schedule="split_k:2", cluster="1x1"),
     ]
-    return {identity(one["spec"]): row_of(LaunchTraits.of(one), one, calibrated=fitting.NONE) for one in records}
+    return {
+        (identity(one["spec"]), layout): row_of(LaunchTraits.of(one), one, calibrated=fitting.NONE) for one in records
+    }
 
 
-def times_by(rows: dict) -> dict:
+def times_by(rows: dict, batch: int = 1) -> dict:
     """Return a data file whose times are the estimates of rows."""
-    problems = []
+    problems, layout = [], next(iter(rows))[1]
     for extents in EXTENTS:
-        query = SelectionQuery.dense(Kind(), (*extents, 1))
+        query = SelectionQuery.dense(Kind(layout), (*extents, batch))
         times = []
         for kernel, one in enumerate(rows.values()):
             for options in candidate_options(one, query, H200)[:3]:
                 own = [options.splits, options.whole_tiles] if one.decides_splits else []
                 times.append([kernel, launch_clocks(one, query, H200, options), *own])
-        problems.append([*extents, 0, 0, times])
-    return {"kernels": [list(words) for words in rows], "problems": problems}
+        problems.append([*extents, 0, 0, times, *([] if (batch, layout) == (1, "tn") else [batch, layout])])
+    return {"kernels": [list(words) for words, _ in rows], "problems": problems}
 
 
+@pytest.mark.parametrize(("batch", "layout"), [(1, "tn"), (1, "nt"), (9, "tt")])
 @pytest.mark.parametrize("level", [UNCALIBRATED, OF_KERNEL])
-def test_the_arrays_of_the_fit_estimate_what_selection_does(level: int) -> None:
-    rows = space()
-    document = times_by({words: replace(one, calibration=level) for words, one in rows.items()})
+def test_the_arrays_of_the_fit_estimate_what_selection_does(level: int, batch: int, layout: str) -> None:
+    rows = space(layout)
+    document = times_by({key: replace(one, calibration=level) for key, one in rows.items()}, batch)
     launches = fitting.launches_of(document, rows)
     factors = np.ones((len(rows), len(TERMS))) if level else None
     assert np.allclose(fitting.clocks(launches, [*rows.values()], factors), 1e3 * launches.time_us, rtol=2e-3)
@@ -161,7 +199,7 @@ def test_the_fit_finds_the_factor_of_a_kernel() -> None:
         slower[0], k_tile_clocks=slower[0].k_tile_clocks * 2, single_k_tile_clocks=slower[0].single_k_tile_clocks * 2
     )
     launches = fitting.launches_of(times_by(dict(zip(rows, slower, strict=True))), rows)
-    *_, factors = fitting.fitted(launches, [*rows], [*rows.values()])
+    factors = fitting.fitted(launches, rows).own
     assert factors[0, 0] / factors[1, 0] > 1.5
     assert fitting.losses(launches, [*rows.values()], factors).max() < 0.05
     assert fitting.losses(launches, [*rows.values()], None).max() > 0.05
@@ -183,6 +221,9 @@ def test_measurements_are_reduced_to_what_determines_time() -> None:
         ],
     }
     found = fitting.reduced([document], "580", "2026-11-23")
+    batched = {**document["problems"][0], "extents": [8, 16, 32, 4], "layout": "nn", "baseline_us": {}}
+    (problem,) = fitting.reduced([{**document, "problems": [batched]}], "580", "2026-11-23")["problems"]
+    assert problem[:5] == [8, 16, 32, 0, 0] and fitting.launch_of(problem) == (4, "nn")
     assert found["problems"] == [[8, 16, 32, 3000, 2500, [[0, 1500, 2, 3], [1, 2000]]]]
     assert [words[9] for words in found["kernels"]] == ["launch", "persistent"]
     assert json.loads(fitting.in_lines(found)) == found

@@ -1,8 +1,9 @@
 """Calibration of the estimates of selection: what measurements of many kernels on some GPUs say about each kernel.
 
 `calibrated.json` ships with the package, so that a library that nobody tuned selects well. Each kernel has a timing identity: the
-fields of a spec that determine its time. Types of 2 bytes, layouts, bias and beta are not among them, so one measured kernel serves
-many variants. benchmarks/calibration.py writes the file.
+fields of a spec that determine its time. Types of 2 bytes, bias and beta are not among them, so one measured kernel serves
+many variants. In another layout than tn, a kernel has own factors if it was measured there. Else it has those of tn, corrected for
+operands that the TMA copies in short rows. benchmarks/calibration.py writes the file.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any
 from hgemm.checks import NAME, TEXT, Mismatch, fields, integer, list_of, text
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError
-from hgemm.problem import LAUNCH
+from hgemm.problem import LAUNCH, LAYOUTS
 
 PATH = Path(__file__).with_name("calibrated.json")
-SCHEMA = 2
+SCHEMA = 3
 
 IDENTITY = ("arch", "form", "copy", "mma", "cta_tile", "consumers", "cooperation", "cluster", "swap_ab", "schedule")
 """Fields of a spec that must agree."""
@@ -28,6 +29,10 @@ NEARLY = ("stages", "raster")
 """Fields of a spec that may differ. Of several measured kernels, the one with the nearest number of stages counts."""
 FAMILY = IDENTITY[:3]
 """Fields that kernels of one family share. A kernel of the family that was not measured has the factors of its group."""
+LAYOUT = "tn"
+"""The layout of most measurements."""
+SPANS = (128, 64, 32)
+"""Bytes of a row that the TMA writes to shared memory, at most. Tiles with m or n contiguous need a span that divides them."""
 ELEMENT_BYTES = 2
 ACCUMULATION = "f32"
 
@@ -39,6 +44,7 @@ ONE = 1000
 # ==== The file ====
 
 _WORD = text(r"[a-z0-9_:]{1,40}", "a word of a spec")
+_LAYOUT = text("|".join(LAYOUTS), "a layout")
 _FACTORS = list_of(integer(1, 100 * ONE), len(TERMS))
 _DEVICE = fields(
     {
@@ -50,8 +56,11 @@ _DEVICE = fields(
         "problems": integer(1),
     }
 )
-_KERNEL = fields({"identity": list_of(_WORD, len(IDENTITY) + len(NEARLY)), "factors": _FACTORS})
+_KERNEL = fields(
+    {"identity": list_of(_WORD, len(IDENTITY) + len(NEARLY)), "factors": _FACTORS}, optional={"layout": _LAYOUT}
+)
 _GROUP = fields({"group": _WORD, "factors": _FACTORS})
+_SPAN = fields({"bytes": integer(min(SPANS), max(SPANS)), "factors": _FACTORS})
 _DOCUMENT = fields(
     {
         "schema": integer(SCHEMA, SCHEMA),
@@ -64,6 +73,7 @@ _DOCUMENT = fields(
         "family": list_of(_WORD, len(FAMILY)),
         "others": _FACTORS,
         "groups": list_of(_GROUP),
+        "spans": list_of(_SPAN),
         "kernels": list_of(_KERNEL),
     }
 )
@@ -81,8 +91,9 @@ class Calibration:
     """Factors of the terms of estimates.
 
     Fields: `devices` names the GPUs and `problems` counts the products that were measured in `state`. `fitted` is the date of the
-        model's constants that the factors apply to. `kernels` holds the factors by timing identity and the fields of NEARLY.
-        Other kernels of the `family` have those of their group in `groups`, or `others` if no kernel of the group was measured.
+        model's constants that the factors apply to. `kernels` holds the factors by timing identity, the fields of NEARLY and the
+        layout. Other kernels of the `family` have those of their group in `groups`, or `others` if no kernel of the group was
+        measured. Where a kernel was not measured in its layout, `spans` has factors besides, by the bytes of a TMA row.
     """
 
     devices: tuple[str, ...]
@@ -92,13 +103,14 @@ class Calibration:
     family: Words
     others: Factors
     groups: Mapping[str, Factors]
-    kernels: Mapping[Words, Factors]
+    spans: Mapping[int, Factors]
+    kernels: Mapping[tuple[Words, str], Factors]
 
     @cached_property
-    def _by_identity(self) -> dict[Words, list[Words]]:
-        found: dict[Words, list[Words]] = {}
-        for words in self.kernels:
-            found.setdefault(words[: len(IDENTITY)], []).append(words)
+    def _by_identity(self) -> dict[Words, list[tuple[Words, str]]]:
+        found: dict[Words, list[tuple[Words, str]]] = {}
+        for words, layout in self.kernels:
+            found.setdefault(words[: len(IDENTITY)], []).append((words, layout))
         return found
 
     def measured(self, spec: Mapping[str, Any]) -> Factors | None:
@@ -114,12 +126,40 @@ class Calibration:
         if not found:
             return None
         stages, raster = words[len(IDENTITY) :]
-        return self.kernels[min(found, key=lambda other: (abs(int(other[-2]) - int(stages)), other[-1] != raster))]
+        layout = spec["layout"]
+        found = [one for one in found if one[1] in (layout, LAYOUT)]
+        if not found:
+            return None
+
+        def distance(other: tuple[Words, str]) -> tuple[int, bool, bool]:
+            return abs(int(other[0][-2]) - int(stages)), other[1] != layout, other[0][-1] != raster
+
+        nearest = min(found, key=distance)
+        return self.kernels[nearest] if nearest[1] == layout else self._spanned(self.kernels[nearest], words, layout)
 
     def of_family(self, spec: Mapping[str, Any]) -> Factors | None:
         """Return the factors of a kernel of the family that was not measured, or None if it is of another family."""
         words = identity(spec)
-        return self.groups.get(group_of(words), self.others) if words[: len(FAMILY)] == self.family else None
+        if words[: len(FAMILY)] != self.family:
+            return None
+        return self._spanned(self.groups.get(group_of(words), self.others), words, spec["layout"])
+
+    def _spanned(self, factors: Factors, words: Words, layout: str) -> Factors:
+        more = self.spans.get(span_of(words, layout))
+        return tuple(max(1, round(x * y / ONE)) for x, y in zip(factors, more, strict=True)) if more else factors
+
+
+def span_of(words: Words, layout: str) -> int:
+    """Return the bytes of the shortest rows that the TMA copies for a kernel.
+
+    They are less than 128 if m or n is contiguous and the tile is no multiple of 64 there.
+    """
+    its = dict(zip(IDENTITY, words))
+    if its["copy"] != "tma":
+        return SPANS[0]
+    m, n, _ = (ELEMENT_BYTES * int(extent) for extent in its["cta_tile"].split("x"))
+    extents = [m] * (layout[0] == "n") + [n] * (layout[1] == "t")
+    return next((span for span in SPANS if all(extent % span == 0 for extent in extents)), SPANS[-1])
 
 
 def group_of(words: Words) -> str:
@@ -168,8 +208,11 @@ def parse_calibration(document: Any) -> Calibration:
     for name, expected in (("fields", (*IDENTITY, *NEARLY)), ("terms", TERMS)):
         if tuple(document[name]) != expected:
             raise Mismatch(f"{name} must be {', '.join(expected)}")
-    kernels = {tuple(kernel["identity"]): tuple(kernel["factors"]) for kernel in document["kernels"]}
-    if strange := [words for words in kernels if not words[len(IDENTITY)].isdigit()]:
+    kernels = {
+        (tuple(kernel["identity"]), kernel.get("layout", LAYOUT)): tuple(kernel["factors"])
+        for kernel in document["kernels"]
+    }
+    if strange := [words for words, _ in kernels if not words[len(IDENTITY)].isdigit()]:
         raise Mismatch(f"kernels must have a number of stages, not {strange[0][len(IDENTITY)]}")
     return Calibration(
         devices=tuple(device["name"] for device in document["devices"]),
@@ -179,6 +222,7 @@ def parse_calibration(document: Any) -> Calibration:
         family=tuple(document["family"]),
         others=tuple(document["others"]),
         groups={one["group"]: tuple(one["factors"]) for one in document["groups"]},
+        spans={one["bytes"]: tuple(one["factors"]) for one in document["spans"]},
         kernels=kernels,
     )
 
@@ -196,7 +240,9 @@ def document_of(found: Calibration, devices: Sequence[Mapping[str, Any]], source
         "family": list(found.family),
         "others": list(found.others),
         "groups": [{"group": name, "factors": list(factors)} for name, factors in sorted(found.groups.items())],
+        "spans": [{"bytes": span, "factors": list(factors)} for span, factors in sorted(found.spans.items())],
         "kernels": [
-            {"identity": list(words), "factors": list(factors)} for words, factors in sorted(found.kernels.items())
+            {"identity": list(words), **({} if layout == LAYOUT else {"layout": layout}), "factors": list(factors)}
+            for (words, layout), factors in sorted(found.kernels.items())
         ],
     }
