@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import generator.ptx
@@ -498,7 +498,7 @@ class HostToolchain:
             log; LibraryError if the cache is not writable.
         """
         executor = self.executor(rebuild)
-        translated = translate(parse(ptx), symbol, (parse(twin[1]), twin[0]) if twin else None)
+        translated = _translated(symbol, ptx, twin)
         inputs = {**includes_of_file(PTX, self.templates), "kernel.cpp": _hash(translated.encode()), "": executor.name}
         fewer_passes = _FEWER_PASSES if self.compiler.is_gcc else ()
         options = (*_KERNEL_OPTIONS, self.level, *fewer_passes, *self.compiler.linker)
@@ -573,6 +573,11 @@ class HostToolchain:
                 if os.strerror(errno.ENOSPC) in done.stderr:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise BuildError(symbol, done.stderr or f"{command[0]} exits with status {done.returncode}")
+
+
+@lru_cache(maxsize=1)  # twins are loaded one after the other
+def _translated(symbol: str, ptx: str, twin: tuple[str, str] | None) -> str:
+    return translate(parse(ptx), symbol, (parse(twin[1]), twin[0]) if twin else None)
 
 
 def includes_of_file(name: str, templates: Path) -> dict[str, str]:
