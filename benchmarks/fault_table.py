@@ -1306,14 +1306,14 @@ EXPRESSIONS = (
     ),
     Fault(
         "wgmma: a column of an expression by its upper row",
-        At("OfSubtile::Of::number", "2 * j + e % 2 : e / 2").replace("2 * j + e % 2 : 0"),
+        At("OfSubtile::Of::number", "is_scalar ? 0 : e / 2").replace("0"),
         EXPRESSION_90,
         "65x25x70",
         (NUMBERS,),
     ),
     Fault(
         "wgmma: a row of an expression by its left column",
-        At("OfSubtile::Of::number", "2 * j + e % 2 : e / 2").replace("2 * j : e / 2"),
+        At("OfSubtile::Of::number", "words[j] >> 8 * sizeof(T) * (e % 2)").replace("words[j]"),
         EXPRESSION_90,
         "65x25x70",
         (NUMBERS,),
@@ -1334,10 +1334,17 @@ EXPRESSIONS = (
     ),
     Fault(
         "wgmma: a row of an expression beyond its end",
-        At("OfSubtile::Of::load", "index < (along_columns ? ...)").replace("index >= 0"),
+        At("OfSubtile::Of::load", "column < columns").replace("column >= 0"),
         EXPRESSION_90,
         "65x25x70",
         ("bounds",),
+    ),
+    Fault(
+        "wgmma: pairs of a row from an odd address",
+        At("OfSubtile::Of::load", "reinterpret_cast<uint64_t>(first) % sizeof(Both) == 0").replace("true"),
+        EXPRESSION_90,
+        "65x25x70,33x41x40@2,33x41x40,33x41x40@3",
+        ("alignment", "bounds", NUMBERS),
     ),
     Fault(
         "wgmma: the inputs of the second subtile for the first",

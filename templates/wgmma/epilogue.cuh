@@ -188,14 +188,13 @@ struct AccumulatorPairs {
 
   template <int COUNT>
   struct OfSubtile {
-    // A row or a column: a lane's two columns of each group, or its upper and lower row. A scalar is one number.
+    // A scalar, which is one number, or a row or a column along the rows of accumulators: of a lane's upper and lower row.
     template <AuxKind KIND, class T, int INDEX>
     struct Of {
       using One = typename BitsOf<sizeof(T)>::One;
       static constexpr bool is_scalar = KIND == AuxKind::scalar;
-      static constexpr bool along_columns = KIND == (Policy::swap_ab ? AuxKind::column : AuxKind::row);
 
-      One bits[is_scalar ? 1 : along_columns ? 2 * COUNT : 2];
+      One bits[is_scalar ? 1 : 2];
 
       template <class Subtile>
       HGEMM_DEVICE void load(SubtileAt<Subtile> const& at) {
@@ -205,17 +204,54 @@ struct AccumulatorPairs {
         } else {
           One const* const first = reinterpret_cast<One const*>(aux_first<T>(aux, at.subtile.batch));
           HGEMM_UNROLL
-          for (int i = 0; i < (along_columns ? 2 * COUNT : 2); ++i) {
-            if (along_columns && !has<COUNT>(at.subtile, i / 2)) continue;
-            int const index = along_columns ? at.pairs.column(at.subtile, i / 2) + i % 2 : at.pairs.row(at.subtile, i);
-            bits[i] = 0;
-            if (index < (along_columns ? at.pairs.columns() : at.pairs.rows())) bits[i] = atoms::ld_global(first + index);
+          for (int half = 0; half < 2; ++half) {
+            int const index = at.pairs.row(at.subtile, half);
+            bits[half] = 0;
+            if (index < at.pairs.rows()) bits[half] = atoms::ld_global(first + index);
           }
         }
       }
 
+      HGEMM_DEVICE float number(int, int e) const {
+        return atoms::to_float(atoms::from_bits<T>(bits[is_scalar ? 0 : e / 2]));
+      }
+    };
+
+    // A row or a column along the columns of accumulators: a lane's two of each group, in one load if the address allows it.
+    template <class T, int INDEX>
+    struct Of<Policy::swap_ab ? AuxKind::column : AuxKind::row, T, INDEX> {
+      using One = typename BitsOf<sizeof(T)>::One;
+      using Both = typename BitsOf<sizeof(T)>::Two;
+
+      Both words[COUNT];
+
+      template <class Subtile>
+      HGEMM_DEVICE void load(SubtileAt<Subtile> const& at) {
+        One const* const first = reinterpret_cast<One const*>(aux_first<T>(aux_of<Policy>(at.pairs.problem)[INDEX], at.subtile.batch));
+        int const columns = at.pairs.columns();
+        bool const in_pairs = reinterpret_cast<uint64_t>(first) % sizeof(Both) == 0;
+        HGEMM_UNROLL
+        for (int j = 0; j < COUNT; ++j) {
+          if (!has<COUNT>(at.subtile, j)) continue;
+          int const column = at.pairs.column(at.subtile, j);
+          words[j] = 0;
+          if (in_pairs && column + 1 < columns) words[j] = atoms::ld_global(reinterpret_cast<Both const*>(first + column));
+        }
+        if (in_pairs && columns % 2 == 0) return;
+        HGEMM_UNROLL
+        for (int j = 0; j < COUNT; ++j) {  // a second loop, as for C
+          if (!has<COUNT>(at.subtile, j)) continue;
+          int const column = at.pairs.column(at.subtile, j);
+          if (in_pairs && column + 1 < columns) continue;
+          One left = 0, right = 0;
+          if (column < columns) left = atoms::ld_global(first + column);
+          if (column + 1 < columns) right = atoms::ld_global(first + column + 1);
+          words[j] = left | Both(right) << 8 * sizeof(T);
+        }
+      }
+
       HGEMM_DEVICE float number(int j, int e) const {
-        return atoms::to_float(atoms::from_bits<T>(bits[is_scalar ? 0 : along_columns ? 2 * j + e % 2 : e / 2]));
+        return atoms::to_float(atoms::from_bits<T>(static_cast<One>(words[j] >> 8 * sizeof(T) * (e % 2))));
       }
     };
 
@@ -484,7 +520,7 @@ struct Epilogue {
   // Whether the inputs of the next subtile are loaded before a subtile is finished: with matrices, if the registers suffice.
   template <class P>
   HGEMM_DEVICE static constexpr bool loads_ahead() {
-    if constexpr (matrices_of<P> > 0) return sizeof(SubtileInputs<P>) <= 96;
+    if constexpr (matrices_of<P> > 0) return sizeof(SubtileInputs<P>) <= 112;
     return false;
   }
 
