@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from hgemm.epilogue_gradient import evaluate, gradient_of, gradients, needed
 from hgemm.epilogue_language import Value, as_epilogue, expression_of, f32
 from hgemm.errors import ProblemError
 from hgemm.gated import interleave
-from hgemm.problem import Kind
+from hgemm.problem import EPILOGUE_SHIFT
 from hgemm.torch import operator
 
 SCHEMA = (
@@ -194,13 +195,13 @@ def _backward(ctx: Any, of_results: Sequence[Tensor | None]) -> tuple[Any, ...]:
     given = {at: gradient for at, gradient in enumerate(of_results) if gradient is not None}
     if not given:
         return None, None, [None] * len(names)
-    derivatives = gradients(expression, {at: gradient_of(at) for at in given})
+    derivatives = _derivatives(options["epilogue"], tuple(given))
     accumulators = _accumulators(expression)
     wanted = {name for name, is_needed in zip(names, needed_arrays, strict=True) if is_needed and name in derivatives}
     wanted |= {*accumulators} if needs_a or needs_b else set()
     values = {name: derivatives[name] for name in derivatives if name in wanted}
     leaves = _Leaves(expression, a, b, given, dict(zip(names, arrays, strict=True)), options)
-    found = _launched(expression, wanted, leaves)
+    found = _launched(frozenset(wanted), leaves)
     for name, accumulator in itertools.product(values, accumulators):  # as of a bias
         if name not in found and accumulator in found and values[name] is values[accumulator]:
             found[name] = found[accumulator]
@@ -216,6 +217,14 @@ def _backward(ctx: Any, of_results: Sequence[Tensor | None]) -> tuple[Any, ...]:
             of_b = operator._gradient_b(a, product, b, 1.0, invariant)
     of_arrays = [leaves.summed(name, found[name]) if name in found else None for name in names]
     return of_a, of_b, of_arrays
+
+
+@lru_cache(256)
+def _derivatives(text: str, results: tuple[int, ...]) -> dict[str, Value]:
+    """Return the gradients from those of some results, traced once: a backward pass is as short as their tracing."""
+    expression = parse_epilogue(text)
+    assert expression is not None
+    return gradients(expression, {at: gradient_of(at) for at in results})
 
 
 def _accumulators(expression: Epilogue) -> tuple[str, ...]:
@@ -247,25 +256,28 @@ def backward_epilogue(epilogue: Any, dtype: str = "f16") -> Epilogue:
     expression = as_epilogue(epilogue)
     if expression is None:
         raise ProblemError("the epilogue is none: leave it out")
-    wanted = {*_accumulators(expression), *(one.name for one in expression.operands)}
-    types = {0: dtype, **{at: one.of(dtype) for at, one in enumerate(expression.outputs, 1)}}
-    found = _backward_expression(expression, wanted, types, dtype)
+    wanted = frozenset((*_accumulators(expression), *(one.name for one in expression.operands)))
+    types = ((0, dtype), *((at, one.of(dtype)) for at, one in enumerate(expression.outputs, 1)))
+    found = _backward_expression(expression.text, wanted, types, dtype)
     if found is None:
         raise ProblemError(f"one launch does not compute the derivatives of {expression.formula}: they need no kernel")
     return found[1]
 
 
+@lru_cache(256)
 def _backward_expression(
-    expression: Epilogue, wanted: Container[str], types: Mapping[int, str], dtype: str
+    text: str, wanted: frozenset[str], types: tuple[tuple[int, str], ...], dtype: str
 ) -> tuple[list[str], Epilogue, dict[int, str]] | None:
     """Return the names of derivatives, the expression that returns them, and the names of the gradients that it takes.
 
     `types` are those of the gradients by results. Return None if there is no use for a product, or an expression cannot have
     the derivatives, such as those of a maximum.
     """
+    expression = parse_epilogue(text)
+    assert expression is not None
     taken = {one.name for one in expression.inputs}
     gradient_inputs = {}
-    for at, its in types.items():
+    for at, its in types:
         name = f"gradient{at}"
         while name in taken:
             name += "_"
@@ -293,12 +305,12 @@ def _uses_product(values: Iterable[Value]) -> bool:
     return any(one.op in ("acc", "up") for one in needed(values))
 
 
-def _launched(expression: Epilogue, wanted: Container[str], leaves: _Leaves) -> dict[str, Tensor]:
+def _launched(wanted: frozenset[str], leaves: _Leaves) -> dict[str, Tensor]:
     """Return the derivatives that use the product by name, from one launch; none if the library has no kernel for them."""
     words = {dtype: word for word, dtype in TYPES.items()}
     dtype = words.get(leaves.a.dtype, "f32")
-    types = {at: words.get(leaves.given[gradient_of(at)].dtype, dtype) for at in leaves.numbered}
-    described = _backward_expression(expression, wanted, types, dtype)
+    types = tuple((at, words.get(leaves.given[gradient_of(at)].dtype, dtype)) for at in leaves.numbered)
+    described = _backward_expression(leaves.options["epilogue"], wanted, types, dtype)
     if described is None or not _has_kernel(described[1].hash):
         return {}
     names, found, gradient_names = described
@@ -321,7 +333,8 @@ def _has_kernel(expression_hash: str) -> bool:
     """Return whether the library has kernels of an expression."""
     if not operator.has_library():
         return False
-    return any(Kind.from_code(group.kind).epilogue == expression_hash for group in operator.used_library().table.groups)
+    code = int(f"1{expression_hash}", 16)  # as in Kind.code
+    return any(group.kind >> EPILOGUE_SHIFT == code for group in operator.used_library().table.groups)
 
 
 class _Leaves:
