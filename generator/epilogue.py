@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ def resolved(text: str, folder: Path) -> str:
 
 def _resolved(text: str, folder: Path) -> str:
     named = _IN_FILE.fullmatch(text)
+    if not named and re.fullmatch(r"[\w./-]+\.py:?", text):
+        raise RequestError(f"epilogue {text} names no function: write {text.rstrip(':')}:FUNCTION")
     if not named:
         return text
     from hgemm.epilogue_language import trace
@@ -77,12 +81,22 @@ def _function(path: Path, name: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's file raises
-        raise RequestError(f"epilogue {path} cannot be run: {type(error).__name__}: {error}") from error
+        lines = [
+            step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == path.absolute()
+        ]
+        place = f"{path}:{lines[-1]}" if lines else f"{path}"
+        raise RequestError(f"epilogue {place} cannot be run: {type(error).__name__}: {error}") from error
     finally:
         sys.dont_write_bytecode = writes
     if not callable(getattr(module, name, None)):
-        raise RequestError(f"epilogue {path}:{name}: the file has no function {name}")
+        raise RequestError(f"epilogue {path}:{name}: the file has no function {name}{_offered(module)}")
     return getattr(module, name)
+
+
+def _offered(module: Any) -> str:
+    """Return a hint with the functions that a module defines itself."""
+    own = [name for name, one in vars(module).items() if inspect.isfunction(one) and one.__module__ == module.__name__]
+    return f": it has {', '.join(own[:8])}" if own else ""
 
 
 # ==== To C++ ====

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -189,7 +190,7 @@ class Value:
     def __bool__(self) -> bool:
         raise EpilogueError(
             "a value of the epilogue is not known while it is traced: use where(condition, x, y) for `if`, "
-            "maximum(x, y) for `max`, minimum(x, y) for `min`"
+            "where(a, where(b, x, y), y) for `and`, maximum(x, y) for `max`, minimum(x, y) for `min`"
         )
 
     def __float__(self) -> float:
@@ -200,7 +201,10 @@ class Value:
     __int__ = __index__ = __float__
 
     def __iter__(self) -> Iterator[Any]:
-        raise EpilogueError("a value of the epilogue is one element of D: it has no axes")
+        raise EpilogueError("a value of the epilogue is one element: it has no axes and no indices")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__iter__()
 
 
 def _value(one: Any) -> Value:
@@ -395,11 +399,22 @@ def trace(function: Callable[..., Any]) -> Epilogue:
             raise EpilogueError("the result does not depend on up, the second accumulator")
         return traced
     except (Exception, SystemExit) as error:  # whatever the user's function raises, the message names its line
-        raise EpilogueError(f"{code.co_filename}:{_raised_at(error, function)}: {_reason(error)}") from error
+        raise EpilogueError(f"{code.co_filename}:{_raised_at(error, function)}: {_reason(error, function)}") from error
 
 
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, EpilogueError) else f"{type(error).__name__}: {error}"
+def _reason(error: BaseException, function: Callable[..., Any]) -> str:
+    if isinstance(error, EpilogueError):
+        return str(error)
+    name = str(getattr(error, "name", ""))  # of a NameError or an AttributeError
+    near = closest_words(name, [*inspect.signature(function).parameters, *FUNCTIONS])
+    hint = ""
+    if name in FUNCTIONS:
+        hint = f": import it from hgemm.epilogue_language, and call {name}(x)"
+    elif isinstance(error, NameError) and near:
+        hint = f": did you mean {near[0]}?"
+    elif isinstance(error, (NameError, AttributeError)) or "'Value'" in str(error):
+        hint = ": use operators and the functions of hgemm.epilogue_language"
+    return f"{type(error).__name__}: {error}{hint}"
 
 
 def _raised_at(error: BaseException, function: Callable[..., Any]) -> int:
@@ -419,9 +434,8 @@ def _line_of(function: Callable[..., Any], parameter: str) -> int:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
         return first
-    return next(
-        (first + at for at, line in enumerate(lines) if f"{parameter}" in line.replace(",", " ").split()), first
-    )
+    named = re.compile(rf"(^|[(,*\s]){re.escape(parameter)}\s*([:,=)]|$)")
+    return next((first + at for at, line in enumerate(lines) if named.search(line)), first)
 
 
 def expression_of(result: Any) -> Epilogue:
@@ -537,6 +551,8 @@ class _Text:
                 result = self._value(statement.value)
             else:
                 raise EpilogueError(f"`{_shown(statement)}` is not supported in an epilogue")
+        if result is None:
+            raise EpilogueError(f"epilogue {text!a:.80} has no result: end it with `; ` and a formula")
         found = expression_of(result)
         lone = [name for name in PAIR if getattr(self.names.get(name), "op", "") in ("acc", "up")]
         if lone and not found.gated:

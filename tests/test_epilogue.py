@@ -90,6 +90,7 @@ def test_common_parts_are_computed_once() -> None:
 
 ILLEGAL = [
     ("relu(acc", "is not an expression"),
+    ("residual: Matrix; y = acc + residual", "has no result"),
     ("acc + scale", "`scale` has no type; write 'scale: Matrix; ...'"),
     ("bias", "does not depend on the accumulator"),
     ("acc < 1", "the result is a condition"),
@@ -159,6 +160,25 @@ def by_builtin(acc):
     return max(acc, 0.0)
 
 
+def by_method(acc):
+    return acc.relu()
+
+
+def by_index(acc, bias: Row):
+    return acc + bias[0]
+
+
+def with_typing_error(acc, bias: Row):
+    return acc + bais  # noqa: F821
+
+
+def with_python_type(
+    acc,
+    scale: float,
+):
+    return acc * scale
+
+
 @pytest.mark.parametrize(
     "function, line, message",
     [
@@ -167,6 +187,10 @@ def by_builtin(acc):
         (by_math, 1, "not a Python number"),
         (by_numpy, 1, "TypeError"),
         (by_builtin, 1, "maximum(x, y) for `max`"),
+        (by_method, 1, "import it from hgemm.epilogue_language, and call relu(x)"),
+        (by_index, 1, "one element: it has no axes and no indices"),
+        (with_typing_error, 1, "did you mean bias?"),
+        (with_python_type, 2, "`float` is not a type"),
         (lambda: 1, 0, "the first argument is the accumulator"),
         (lambda acc, *rest: acc, 0, "no fixed number of inputs"),
         (lambda acc: None, 0, "returns nothing"),
@@ -189,11 +213,15 @@ def test_a_file_names_a_function(tmp_path: Path) -> None:
     )
     first, second = emission.texts_of(emission.resolved("my_epilogues.py:shifted,relu(acc)", tmp_path))
     assert parse_epilogue(first) == epilogue_of("relu(acc + bias)") and second == "relu(acc)"
-    for text, message in (("no.py:f", "does not exist"), ("my_epilogues.py:g", "has no function g")):
+    for text, message in (
+        ("no.py:f", "does not exist"),
+        ("my_epilogues.py:g", "has no function g: it has shifted"),
+        ("my_epilogues.py", "write my_epilogues.py:FUNCTION"),
+    ):
         with pytest.raises(RequestError, match=message):
             emission.resolved(text, tmp_path)
     path.write_text("raise SystemExit(0)\n")
-    with pytest.raises(RequestError, match="my_epilogues.py cannot be run: SystemExit: 0"):
+    with pytest.raises(RequestError, match="my_epilogues.py:1 cannot be run: SystemExit: 0"):
         emission.resolved("my_epilogues.py:shifted", tmp_path)
     with pytest.raises(RequestError, match="only --epilogue on the command line"):
         parse_field("epilogue", f"{path}:shifted")  # a record must not run a file
