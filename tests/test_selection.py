@@ -267,9 +267,9 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
             selector.choose(SelectionQuery(Kind("tn", *types), 1, 1, 1))
     with pytest.raises(
         UnsupportedError,
-        match=r"supports 64x64x64: (\d+) of \1 need more shared memory .a CTA has 4096 B., \d+ of \1 need more work",
+        match=r"supports 64x64x64: (\d+) of \1 need more shared memory .a CTA has 64 B., \d+ of \1 need more work",
     ):
-        Selector(catalog_table(), Target((9, 0), 132, 4096)).choose(SelectionQuery(Kind(), 64, 64, 64))
+        Selector(catalog_table(), Target((9, 0), 132, 64)).choose(SelectionQuery(Kind(), 64, 64, 64))
     with pytest.raises(
         UnsupportedError, match="1 of 1 need more alignment .A, B and D have 1, 8 and 8 elements.; `hgemm cover"
     ):
