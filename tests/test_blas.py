@@ -100,6 +100,15 @@ def test_a_program_without_calls_has_no_log(blas: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+def test_the_log_tells_why_a_handle_is_not_created(blas: Path) -> None:
+    """A program often hides the status of cublasCreate."""
+    library = blas / "c" / "lib" / "libhgemm_blas.so"
+    script = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).cublasCreate_v2(ctypes.byref(ctypes.c_void_p()))"
+    done = run(blas, sys.executable, "-c", script, library, HGEMM_BLAS_LOG="1", FAKE_CAPABILITY="70")
+    assert "hgemm_blas: cublasCreate_v2: no kernel" in done.stderr and "sm_70" in done.stderr
+    assert not run(blas, sys.executable, "-c", script, library, FAKE_CAPABILITY="70").stderr
+
+
 def test_a_fallback_that_is_no_cublas_is_told(blas: Path) -> None:
     done = tried(blas, "forms", HGEMM_BLAS_FALLBACK="/absent/libcublas.so")
     assert "HGEMM_BLAS_FALLBACK is /absent/libcublas.so, which is not cuBLAS" in done.stderr

@@ -2,6 +2,7 @@
 #include "lt.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,7 +117,12 @@ static int create(void **result, int light) {
   if (status == BLAS_ARCH_MISMATCH && hgemm_blas_real(light ? "cublasLtCreate" : "cublasCreate_v2") != NULL) {
     status = BLAS_SUCCESS; /* it serves all */
   }
-  if (status != BLAS_SUCCESS) return status == BLAS_FORWARD ? BLAS_NOT_INITIALIZED : status;
+  if (status != BLAS_SUCCESS) {
+    if (hgemm_blas_logs()) {
+      fprintf(stderr, "hgemm_blas: %s: %s\n", light ? "cublasLtCreate" : "cublasCreate_v2", hgemm_last_message());
+    }
+    return status == BLAS_FORWARD ? BLAS_NOT_INITIALIZED : status;
+  }
   if ((handle = calloc(1, sizeof *handle)) == NULL) return BLAS_ALLOC_FAILED;
   handle->device = device;
   handle->context = device != NULL ? device->context : NULL;
