@@ -215,6 +215,41 @@ def captured(blas: Blas) -> Results:
     return results
 
 
+def graphs(blas: Blas) -> Results:
+    """A GPU replays graphs that captured products of arrays of pointers. Needs torch."""
+    import torch
+
+    results: Results = []
+    order, count = [2, 0, 1], 3
+    for (dtype, kind), transa, transb, beta in itertools.product(
+        ((torch.float16, F16), (torch.bfloat16, BF16), (torch.float32, F32)), (N, T), (N, T), (0.0, 2.0)
+    ):
+        m, n, k = 70, 33, 45
+        sizes = (m, k) if transa else (k, m), (k, n) if transb else (n, k), (n, m)  # column-major
+        a, b, c = (torch.randint(-3, 4, (count, *size), device="cuda").to(dtype) for size in sizes)
+        left, right = a if transa else a.transpose(1, 2), b if transb else b.transpose(1, 2)
+        wanted = (left[order].double() @ right.double()).transpose(1, 2) + beta * c.double()
+        arrays = [
+            torch.tensor([x[i].data_ptr() for i in places], device="cuda")
+            for x, places in ((a, order), (b, range(count)), (c, range(count)))
+        ]
+        at_a, at_b, at_c = (ctypes.c_void_p(array.data_ptr()) for array in arrays)
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        blas.call("cublasSetStream_v2", blas.handle, ctypes.c_void_p(stream.cuda_stream))
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            status = blas.call(
+                "cublasGemmBatchedEx", blas.handle, transa, transb, m, n, k, scalar(1, COMPUTE_32F), at_a, kind,
+                k if transa else m, at_b, kind, n if transb else k, scalar(beta, COMPUTE_32F), at_c, kind, m, count,
+                COMPUTE_32F, -1,
+            )  # fmt: skip
+        graph.replay()
+        torch.cuda.synchronize()
+        right_numbers = bool((c.double() == wanted.to(dtype).double()).all())
+        results.append((f"{dtype} {transa}{transb} {beta}", [SUCCESS, True], [status, right_numbers]))
+    return results
+
+
 def edges(blas: Blas) -> Results:
     """Empty products, k of 0, alpha of 0 over NaN, and strides that only cuBLAS allows."""
     results: Results = []
@@ -453,6 +488,7 @@ TRIALS: dict[str, Callable[[Blas], Results]] = {
     "forms": forms,
     "pointers": pointers,
     "captured": captured,
+    "graphs": graphs,
     "edges": edges,
     "statuses": statuses,
     "settings": settings,

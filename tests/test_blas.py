@@ -74,6 +74,19 @@ def test_calls_compute_and_have_the_status_that_cublas_documents(blas: Path, tri
     assert results and not [result for result in results if result[1] != result[2]]
 
 
+@pytest.mark.gpu
+def test_graphs_capture_arrays_of_pointers(blas: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA here")
+    script = (sys.executable, TESTS / "blas_trials.py", blas / "c" / "lib" / "libhgemm_blas.so", "graphs")
+    env = {**os.environ, "HGEMM_BLAS_FALLBACK": "none", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*map(str, script)], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads(done.stdout)
+    assert len(results) == 24 and not [result for result in results if result[1] != result[2]]
+
+
 @pytest.mark.parametrize("trial", ["forwarded", "lt_forwarded"])
 def test_the_real_cublas_serves_the_rest(blas: Path, trial: str) -> None:
     results = json.loads(tried(blas, trial, HGEMM_BLAS_FALLBACK=str(blas / "libreal.so")).stdout)
