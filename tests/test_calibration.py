@@ -60,10 +60,10 @@ def test_the_package_calibrates_what_was_measured_and_fits_its_model() -> None:
     assert PATH.stat().st_size < 500_000
 
 
-def test_types_layouts_and_bias_share_the_measurement_of_a_kernel() -> None:
+def test_types_and_bias_share_the_measurement_of_a_kernel() -> None:
     measured = row()
     assert measured.calibration == OF_KERNEL
-    for texts in ({"dtype": "bf16"}, {"layout": "nn"}, {"bias": "row"}, {"raster": "group:8"}):
+    for texts in ({"dtype": "bf16"}, {"bias": "row"}, {"raster": "group:8"}):
         other = row(**texts)
         assert other.calibration == OF_KERNEL and other.l2_clocks == measured.l2_clocks, texts
 
@@ -86,6 +86,14 @@ def test_a_layout_has_its_own_factors_or_those_of_tn_and_of_short_rows() -> None
 
     assert [measured(wide, layout) for layout in ("tn", "nn", "nt", "tt")] == [1000, 3000, 1000, 1000]
     assert [measured(narrow, layout) for layout in ("tn", "nn", "nt", "tt")] == [1000, 1000, 2000, 2000]
+
+
+def test_kernels_without_wgmma_share_the_measurement_of_both_architectures() -> None:
+    general = {"tile": "128x128x32", "consumers": "0", "cluster": "1x1", "schedule": "one_tile", "stages": "3"}
+    for layout in ("tn", "tt", "nn", "nt"):
+        rows = [row(arch=arch, mma="m16n8k16", layout=layout, **general) for arch in ("sm_90", "sm_90a")]
+        assert [one.calibration for one in rows] == [OF_KERNEL] * 2
+        assert rows[0].k_tile_clocks == rows[1].k_tile_clocks
 
 
 def test_the_span_is_what_divides_tiles_whose_m_or_n_is_contiguous() -> None:

@@ -120,9 +120,12 @@ class Calibration:
         """
         words = identity(spec)
         exact = words[: len(IDENTITY)]
-        found = self._by_identity.get(exact, [])
-        if not found and spec.get("schedule") == LAUNCH:
-            found = self._by_identity.get((*exact[:-1], "persistent"), [])
+        tries = [exact]
+        if spec.get("schedule") == LAUNCH:
+            tries.append((*exact[:-1], "persistent"))
+        if exact[:1] == ("sm_90a",):  # without wgmma, the code for sm_90 is the same
+            tries += [("sm_90", *one[1:]) for one in tries]
+        found = next((self._by_identity[one] for one in tries if one in self._by_identity), [])
         if not found:
             return None
         stages, raster = words[len(IDENTITY) :]
