@@ -263,7 +263,7 @@ def cost_lines(verdict: Verdict) -> Iterator[str]:
         ("coalescing", verdict.coalescing, "sectors of 32 B"),
     ):
         for one in places[:_MOST_PLACES]:
-            used = f"{one.used:,} {unit}, and at least {one.least:,}, in {one.requests:,} requests"
+            used = f"{one.used:,} {unit} in {one.requests:,} requests, and the minimum is {one.least:,}"
             yield f"{title}: line {one.line} takes {used} {one.quote}"
         if len(places) > _MOST_PLACES:
             yield f"{title}: {len(places) - _MOST_PLACES} more lines, see --json"

@@ -9,7 +9,7 @@ std::string Machine::describe(Lane const& lane) const {
   return text("CTA (%u,%u,%u) thread %d", lane.cta->index[0], lane.cta->index[1], lane.cta->index[2], lane.thread);
 }
 
-// "thread 3 of CTA 0 at operand.cuh:12"
+// "thread 3 of CTA (0,0,0) at operand.cuh:12"
 std::string Machine::describe(Access const& access) const {
   std::string agent = access.agent < request_.threads ? text("thread %u", access.agent) : "an asynchronous operation";
   for (Cta const& cta : ctas_) {
@@ -31,7 +31,8 @@ std::string Machine::describe(Access const& access) const {
     }
   }
   SiteCost const& cost = costs_.sites[access.site];
-  return agent + text(" of CTA %u at %s:%d", access.cta, base_name(cost.site.file).c_str(), cost.site.line);
+  uint32_t const x = access.cta % grid[0], y = access.cta / grid[0] % grid[1], z = access.cta / grid[0] / grid[1];
+  return agent + text(" of CTA (%u,%u,%u) at %s:%d", x, y, z, base_name(cost.site.file).c_str(), cost.site.line);
 }
 
 Access Machine::access_of(Lane const& lane, Operation const& operation) {
