@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -389,3 +390,10 @@ def test_a_wrong_request_is_one_line(words: list[str], message: str, capsys: pyt
     status, out, err = hgemm(capsys, "pack", *words)
     lines = [line for line in err.splitlines() if "error" in line]
     assert status == 2 and out == "" and len(lines) == 1 and message in lines[0]
+
+
+def test_an_invariant_pack_suggests_invariant_calls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("--nk", "64x64", "--arch", "80", "--loss", "100", "--invariant", "--to", tmp_path / "lib", "-j", "1")
+    status, _, err = hgemm(capsys, "pack", *words)
+    assert status == 0, err
+    assert re.search(r"hgemm export .* --invariant", err) and "batch_invariant=True" in err
