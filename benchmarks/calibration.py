@@ -134,8 +134,10 @@ OPTIONS = {"cta_tile": "tile"}
 """Fields of an identity whose option has another name."""
 DERIVED = {"tma": ("form", "copy", "mma"), "ldg": ("form", "mma", "consumers", "cooperation", "cluster", "swap_ab")}
 """Fields of an identity that follow from the others, by its copy."""
-GENERAL = {"copy": "cp_async", "mma": "m16n8k16", "cta_tile": "128x128x32"}
-"""The mma.sync kernel that the catalog has in every layout. Its spec is the catalog's, since no identity determines it."""
+MMA_SYNC = {"copy": "cp_async", "mma": "m16n8k16"}
+MMA_SYNC_TILES = ("128x128x32", "16x64x64")
+"""The mma.sync kernels that are calibrated: that of all layouts, and that of few rows in tt. No identity determines their specs, so
+they are the catalog's."""
 
 
 def rows_of(documents: Sequence[Mapping[str, Any]], calibrated: Calibration = NONE) -> dict[KernelKey, Row]:
@@ -152,21 +154,22 @@ def rows_of(documents: Sequence[Mapping[str, Any]], calibrated: Calibration = NO
         if named["copy"] in DERIVED
     ]
     kernels = [emit(plan, templates_folder()) for plan in sweep(requests).plans]
-    if any(_is_general(words) for words, _ in every):
+    if any(_is_mma_sync(words) for words, _ in every):
         from generator.catalog import catalog_kernels  # reads and plans the whole catalog
 
-        kernels += [kernel for kernel in catalog_kernels() if kernel.plan.spec.copy == GENERAL["copy"]]
+        kernels += [kernel for kernel in catalog_kernels() if kernel.plan.spec.copy == MMA_SYNC["copy"]]
     found = {}
     for kernel in kernels:
         record = {**planned(kernel), "resources": {"ctas_per_sm": kernel.plan.spec.ctas_per_sm}}
         key = identity(record["spec"]), record["spec"]["layout"]
-        if key in every and (key[0][IDENTITY.index("copy")] in DERIVED or _is_general(key[0])):
+        if key in every and (key[0][IDENTITY.index("copy")] in DERIVED or _is_mma_sync(key[0])):
             found[key] = row_of(LaunchTraits.of(record), record, calibrated=calibrated)
     return {key: found[key] for key in every if key in found}
 
 
-def _is_general(words: Words) -> bool:
-    return GENERAL.items() <= dict(zip(IDENTITY, words)).items()
+def _is_mma_sync(words: Words) -> bool:
+    its = dict(zip(IDENTITY, words))
+    return its["cta_tile"] in MMA_SYNC_TILES and MMA_SYNC.items() <= its.items()
 
 
 # ---- Launches as arrays ----------------------------------------------------------------------------------------------
