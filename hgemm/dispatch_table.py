@@ -413,11 +413,17 @@ _TERMS = {
 
 def clocks_of(record: Mapping[str, Any], calibrated: Calibration | None = None) -> Clocks:
     """Return the coefficients of a variant from its record, corrected by a calibration: by default, that of the package."""
-    clocks, found, spec = model_clocks_of(record), calibrated or calibration(), record["spec"]
-    factors = found.measured(spec)
-    level = OF_KERNEL if factors else OF_FAMILY
-    factors = factors or found.of_family(spec)
-    return corrected_clocks(clocks, factors, level) if factors else clocks
+    found, spec = calibrated or calibration(), record["spec"]
+    factors, level = found.measured(spec), OF_KERNEL
+    if factors is None:
+        factors, level = found.of_family(spec), OF_FAMILY
+    if factors is None:
+        return corrected_clocks(
+            model_clocks_of(record, record["resources"]["ctas_per_sm"]), found.of_gpu(spec), UNCALIBRATED
+        )
+    # The calibration was fitted with the planned occupancy. The built one may be higher.
+    ctas_per_sm = min(record["resources"]["ctas_per_sm"], spec["ctas_per_sm"])
+    return corrected_clocks(model_clocks_of(record, ctas_per_sm), factors, level)
 
 
 def corrected_clocks(clocks: Clocks, factors: Factors, level: int = OF_KERNEL) -> Clocks:
@@ -430,11 +436,11 @@ def corrected_clocks(clocks: Clocks, factors: Factors, level: int = OF_KERNEL) -
     return replace(clocks, **values, calibration=level)
 
 
-def model_clocks_of(record: Mapping[str, Any]) -> Clocks:
-    """Return the coefficients of a variant by the cost model alone."""
+def model_clocks_of(record: Mapping[str, Any], ctas_per_sm: int) -> Clocks:
+    """Return the coefficients of a variant with this occupancy, by the cost model alone."""
     spec, card = record["spec"], _card(record["arch"])
     shape, constants, mhz = (
-        KernelShape.of(spec, card, record["resources"]["ctas_per_sm"]),
+        KernelShape.of(spec, card, ctas_per_sm),
         fit_of(spec).constants,
         card["sm_mhz"],
     )

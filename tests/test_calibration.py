@@ -96,6 +96,26 @@ def test_kernels_without_wgmma_share_the_measurement_of_both_architectures() -> 
         assert rows[0].k_tile_clocks == rows[1].k_tile_clocks
 
 
+def test_a_calibrated_kernel_has_the_occupancy_that_it_was_calibrated_with() -> None:
+    """The build may report a higher one. Estimates would then differ between planned and built kernels."""
+    general = {"mma": "m16n8k16", "consumers": "0", "cluster": "1x1", "schedule": "one_tile", "stages": "3"}
+    for tile, kept in (("128x128x32", True), ("64x64x32", False)):
+        made = record(arch="sm_90", tile=tile, **general)
+        built = {**made, "resources": {**made["resources"], "ctas_per_sm": 9}}
+        planned, found = (row_of(LaunchTraits.of(one), one).tiles_per_sm for one in (made, built))
+        assert found == (planned if kept else 9), tile
+
+
+def test_dram_is_as_fast_for_kernels_that_are_not_calibrated() -> None:
+    slower = replace(calibration(), others=(2 * ONE,) * len(TERMS))
+    for arch, factor in (("sm_90", 2), ("sm_80", 1)):
+        made = record(arch=arch, tile="64x64x32", mma="m16n8k16", consumers="0", cluster="1x1", schedule="one_tile")
+        rows = [row_of(LaunchTraits.of(made), made, calibrated=one) for one in (fitting.NONE, slower)]
+        assert rows[1].calibration == UNCALIBRATED
+        assert rows[1].dram_mib_clocks == factor * rows[0].dram_mib_clocks
+        assert replace(rows[1], dram_mib_clocks=0) == replace(rows[0], dram_mib_clocks=0)
+
+
 def test_the_span_is_what_divides_tiles_whose_m_or_n_is_contiguous() -> None:
     spans = {tile: identity(record(tile=tile)["spec"]) for tile in ("128x192x64", "128x224x64", "128x208x64")}
     assert [span_of(words, "nt") for words in spans.values()] == [128, 64, 32]

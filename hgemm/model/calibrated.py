@@ -147,6 +147,11 @@ class Calibration:
             return None
         return self._spanned(self.groups.get(group_of(words), self.others), words, spec["layout"])
 
+    def of_gpu(self, spec: Mapping[str, Any]) -> Factors:
+        """Return the factors of a kernel that is not calibrated: DRAM is as fast for it as for others on the measured GPUs."""
+        is_measured = bool(self.family) and str(spec["arch"]).rstrip("a") == self.family[0].rstrip("a")
+        return tuple(self.others[TERMS.index(term)] if term == "dram" and is_measured else ONE for term in TERMS)
+
     def _spanned(self, factors: Factors, words: Words, layout: str) -> Factors:
         more = self.spans.get(span_of(words, layout))
         return tuple(max(1, round(x * y / ONE)) for x, y in zip(factors, more, strict=True)) if more else factors
