@@ -518,9 +518,9 @@ struct Epilogue {
   }
 
   // Whether the inputs of the next subtile are loaded before a subtile is finished: with matrices, if the registers suffice.
-  template <class P, int MOST_BYTES = 112>
+  template <class P>
   HGEMM_DEVICE static constexpr bool loads_ahead() {
-    if constexpr (matrices_of<P> > 0) return sizeof(SubtileInputs<P>) <= MOST_BYTES;
+    if constexpr (matrices_of<P> > 0) return sizeof(SubtileInputs<P>) <= 112;
     return false;
   }
 
