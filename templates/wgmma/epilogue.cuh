@@ -518,9 +518,9 @@ struct Epilogue {
   }
 
   // Whether the inputs of the next subtile are loaded before a subtile is finished: with matrices, if the registers suffice.
-  template <class P>
+  template <class P, int MOST_BYTES = 112>
   HGEMM_DEVICE static constexpr bool loads_ahead() {
-    if constexpr (matrices_of<P> > 0) return sizeof(SubtileInputs<P>) <= 112;
+    if constexpr (matrices_of<P> > 0) return sizeof(SubtileInputs<P>) <= MOST_BYTES;
     return false;
   }
 

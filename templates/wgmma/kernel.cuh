@@ -63,8 +63,8 @@ struct ConsumerThreads {
 };
 
 // The inputs of an expression for the first subtile of a tile. Kernels whose CTAs compute whole tiles load them before the k loop
-// ends.
-template <class Policy, bool LOADS = Epilogue<Policy>::template loads_ahead<Policy>() &&
+// ends. With more than 96 bytes, ptxas may serialise wgmma (warning C7514).
+template <class Policy, bool LOADS = Epilogue<Policy>::template loads_ahead<Policy, 96>() &&
                                      (Policy::schedule == Schedule::one_tile || Policy::schedule == Schedule::persistent)>
 struct FirstInputs {
   static constexpr bool loads = false;
