@@ -649,7 +649,7 @@ std::unordered_set<Key, Hash> refused;         // guarded by `mutex`
 std::atomic<bool> refuses_some{false};         // whether `refused` has keys
 PyObject* refusals = nullptr;                  // the exceptions of products that no kernel supports
 
-constexpr int64_t min_tf32 = 65536;  // fewer multiplications take no longer exactly, and cuBLAS computes them so
+constexpr int64_t min_tf32 = 65536;  // products of fewer multiplications stay in torch, which computes them exactly
 
 std::string full_name(int which) {
   auto const& [name, overload] = override_names[which];
