@@ -28,7 +28,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _REFUSALS = (ProblemError, UnsupportedError, LibraryError)
 _MAX_REFUSED = 4096
 _MIN_TF32 = 65536
-"""Products of fewer multiplications stay in torch, where cuBLAS computes them exactly even if tf32 is allowed."""
+"""Products of fewer multiplications stay in torch, where cuBLAS computes them exactly."""
 _current: Override | None = None
 
 
@@ -127,8 +127,8 @@ class Override:
 def override(library: Library | str | PathLike[str] | None = None) -> Override:
     """Run aten's products of f16 and bf16 on CUDA on a library, by default that of `use`, until `restore` of the result.
 
-    float32 is multiplied as tf32 if torch.set_float32_matmul_precision allows it. Products of fewer than 65,536 multiplications stay
-    exact, in torch. Autograd, autocast, torch.compile and CUDA graphs work as before. Products without a kernel run in torch.
+    float32 is multiplied as tf32 if torch.set_float32_matmul_precision allows it. Products of fewer than 65,536 multiplications
+    stay exact, in torch. Autograd, autocast, torch.compile and CUDA graphs work as before. Products without a kernel run in torch.
 
     Raises: LibraryError if there is no library, or this torch is too old.
     """
