@@ -7,7 +7,7 @@
 CTranslate2 opens libcublas.so.12 by name, and gets libhgemm_blas.so. Two models with random weights, a GPT-2 and a Llama, generate
 tokens in f16 and bf16, greedily and with 4 beams. A token is right if float32 gives it the highest probability, and tied if the
 difference to the highest log-probability is below a tolerance. `--cublas` names a folder with the real libcublas.so.12 or .13:
-then each measurement alternates between the two.
+then processes with our kernels and processes with cuBLAS, all loaded, measure in turns.
 Exit status: 0 all tokens are right or tied, 1 some are not, or this machine has no GPU.
 """
 
@@ -28,10 +28,12 @@ VERSION = "4.8.5"
 TOLERANCE = {"float16": 0.1, "bfloat16": 0.6}
 """Largest difference of log-probabilities that counts as tied."""
 PROMPT, NEW_TOKENS, PROMPTS, BEAMS = 32, 64, 8, 4
-BATCHES = (1, 8, 32)
+GREEDY = {f"greedy, batch {batch}": batch for batch in (1, 8, 32)}
 SCORED = (8, 512)
 """Texts and tokens of the measurement of scoring."""
-REPEATS = 5
+SCORING = "scoring {} x {}".format(*SCORED)
+GREEDY_REPEATS, SCORING_REPEATS = 5, 20
+"""Runs whose median is one measurement. Scoring takes a fifth of the time of greedy decoding."""
 
 
 # ---- Models ---------------------------------------------------------------------------------------------------------
@@ -95,51 +97,109 @@ def mapped_libraries() -> list[str]:
     return sorted(path for path in paths if re.search(r"cublas|nvblas|hgemm", Path(path).name))
 
 
-def work(model: str, compute_type: str, measure: bool) -> dict:
-    """Generate, or measure, on the GPU."""
+def load(model: str, compute_type: str):
+    """Return a generator on the GPU."""
     sys.modules |= dict.fromkeys(("torch", "transformers"))  # its converters would load torch, and cuBLAS with it
     import ctranslate2
 
-    generator = ctranslate2.Generator(model, device="cuda", compute_type=compute_type)
-    options = {"max_length": NEW_TOKENS, "min_length": NEW_TOKENS, "include_prompt_in_result": False}
-    if not measure:
-        found = {}
-        for beams in (1, BEAMS):
-            results = generator.generate_batch(prompts(PROMPTS, PROMPT), beam_size=beams, return_scores=True, **options)
-            found[str(beams)] = {
-                "ids": [list(result.sequences_ids[0]) for result in results],
-                "scores": [result.scores[0] for result in results],
-            }
-        return {"found": found, "libraries": mapped_libraries()}
+    return ctranslate2.Generator(model, device="cuda", compute_type=compute_type)
 
-    def seconds(task) -> float:
-        task()
+
+OPTIONS = {"max_length": NEW_TOKENS, "min_length": NEW_TOKENS, "include_prompt_in_result": False}
+
+
+def generate(model: str, compute_type: str) -> None:
+    """Generate greedily and with beams, and print the tokens."""
+    generator = load(model, compute_type)
+    found = {}
+    for beams in (1, BEAMS):
+        results = generator.generate_batch(prompts(PROMPTS, PROMPT), beam_size=beams, return_scores=True, **OPTIONS)
+        found[str(beams)] = {
+            "ids": [list(result.sequences_ids[0]) for result in results],
+            "scores": [result.scores[0] for result in results],
+        }
+    print(json.dumps({"found": found, "libraries": mapped_libraries()}))
+
+
+def measure(model: str, compute_type: str) -> None:
+    """Load the model, print the libraries, and then print the tokens per second of each task that stdin names."""
+    generator = load(model, compute_type)
+    texts = prompts(*SCORED)
+    tasks = {SCORING: (SCORED[0] * SCORED[1], SCORING_REPEATS, lambda: generator.score_batch(texts))}
+    for name, batch in GREEDY.items():
+        starts = prompts(batch, PROMPT)
+        tasks[name] = batch * NEW_TOKENS, GREEDY_REPEATS, lambda t=starts: generator.generate_batch(t, **OPTIONS)
+    generator.score_batch(texts[:1])  # the first product opens libcublas.so.12
+    print(json.dumps(mapped_libraries()), flush=True)
+    for line in sys.stdin:
+        tokens, repeats, task = tasks[line.strip()]
         times = []
-        for _ in range(REPEATS):
+        for _ in range(1 + repeats):
             start = time.perf_counter()
             task()
             times.append(time.perf_counter() - start)
-        return statistics.median(times)
-
-    rates = {}
-    for batch in BATCHES:
-        texts = prompts(batch, PROMPT)
-        rates[f"greedy, batch {batch}"] = (
-            batch * NEW_TOKENS / seconds(lambda t=texts: generator.generate_batch(t, **options))
-        )
-    texts = prompts(*SCORED)
-    rates["scoring {} x {}".format(*SCORED)] = SCORED[0] * SCORED[1] / seconds(lambda: generator.score_batch(texts))
-    return {"rates": rates, "libraries": mapped_libraries()}
+        print(json.dumps(round(tokens / statistics.median(times[1:]), 1)), flush=True)
 
 
-def start(libraries: list[Path], *arguments: str, **env: str) -> tuple[dict, str]:
-    """Run `work` in a new process whose loader looks in `libraries` first. Return its result and its log."""
+def environment(libraries: list[Path], extra: dict[str, str]) -> dict[str, str]:
+    """Return an environment in which the loader looks in `libraries` first."""
     path = ":".join([*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
-    command = [sys.executable, __file__, "--work", *arguments]
-    done = subprocess.run(command, env={**os.environ, "LD_LIBRARY_PATH": path, **env}, capture_output=True, text=True)
+    return {**os.environ, "LD_LIBRARY_PATH": path, **extra}
+
+
+def start(libraries: list[Path], model: str, compute_type: str, **env: str) -> tuple[dict, str]:
+    """Run `generate` in a new process. Return its result and its log."""
+    command = [sys.executable, __file__, "--generate", model, compute_type]
+    done = subprocess.run(command, env=environment(libraries, env), capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"CTranslate2 failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+class Process:
+    """A process that runs `measure`."""
+
+    def __init__(self, libraries: list[Path], model: str, compute_type: str, **env: str) -> None:
+        command = [sys.executable, __file__, "--measure", model, compute_type]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment(libraries, env), **pipes)
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("CTranslate2 failed: a process ended")
+        return json.loads(line)
+
+    def rate(self, task: str) -> float:
+        self.process.stdin.write(task + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare_speed(sides: dict, model: str, compute_type: str, processes: int, rounds: int) -> tuple[dict, dict]:
+    """Measure in turns, and return tokens per second by task and side, and libraries by side.
+
+    All processes are loaded first. Only one of them uses the GPU at a time.
+    """
+    pairs = [
+        {side: Process(libraries, model, compute_type, **env) for side, (libraries, env) in sides.items()}
+        for _ in range(processes)
+    ]
+    libraries = [{side: process.answer() for side, process in pair.items()} for pair in pairs]
+    rates: dict[str, dict[str, list[float]]] = {task: {side: [] for side in sides} for task in (*GREEDY, SCORING)}
+    for turn in range(rounds):
+        for task, by_side in rates.items():
+            for index, pair in enumerate(pairs):
+                for side in list(sides)[:: -1 if (turn + index) % 2 else 1]:
+                    by_side[side].append(pair[side].rate(task))
+    for pair in pairs:
+        for process in pair.values():
+            process.close()
+    return rates, libraries[0]
 
 
 # ---- Checks ---------------------------------------------------------------------------------------------------------
@@ -188,7 +248,8 @@ def main() -> int:
     parser.add_argument("--cublas", type=Path, help="a folder with the real libcublas.so.12 or .13, to compare speed")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="processes of each side that measure (default: 2)")
+    parser.add_argument("--rounds", type=int, default=2, help="measurements of each process (default: 2)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     import ctranslate2
@@ -224,17 +285,15 @@ def main() -> int:
         if options.cublas:
             sides["cublas"] = (real_folder(options.cublas, temporary), {})
         for compute_type in TOLERANCE:
-            rates: dict[str, dict[str, list[float]]] = {}
-            for _ in range(options.rounds):
-                for side, (libraries, env) in sides.items():
-                    made, _ = start(libraries, str(models["gpt2"]), compute_type, "measure", **env)
-                    for task, rate in made["rates"].items():
-                        rates.setdefault(task, {}).setdefault(side, []).append(round(rate, 1))
-            report["rates"][compute_type] = rates
+            rates, libraries = compare_speed(
+                sides, str(models["gpt2"]), compute_type, options.processes, options.rounds
+            )
+            report["rates"][compute_type], report["libraries"] = rates, libraries
             for task, by_side in rates.items():
-                ratios = [a / b for a, b in zip(by_side["hgemm"], by_side.get("cublas", ()), strict=False)]
                 numbers = "; ".join(f"{side} {values} tokens/s" for side, values in by_side.items())
-                print(f"gpt2, {compute_type}, {task}: {numbers}; ratios {[round(x, 3) for x in ratios]}", flush=True)
+                medians = {side: statistics.median(values) for side, values in by_side.items()}
+                ratio = f"; ratio of medians {medians['hgemm'] / medians['cublas']:.3f}" if "cublas" in medians else ""
+                print(f"gpt2, {compute_type}, {task}: {numbers}{ratio}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     print("all tokens are right or tied" if not wrong else f"{wrong} tokens or scores differ")
@@ -242,8 +301,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if "--work" in sys.argv:
-        model, compute_type, *task = sys.argv[sys.argv.index("--work") + 1 :]
-        print(json.dumps(work(model, compute_type, bool(task))))
-    else:
-        raise SystemExit(main())
+    for option, run in (("--generate", generate), ("--measure", measure)):
+        if option in sys.argv:
+            raise SystemExit(run(*sys.argv[sys.argv.index(option) + 1 :]))
+    raise SystemExit(main())
