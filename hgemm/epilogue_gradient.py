@@ -19,6 +19,18 @@ def gradient_of(result: int) -> Input:
     return Input(f"gradient of {f'out{result}' if result else 'd'}", "matrix")
 
 
+class _One(Value):
+    """The gradient of D by itself. A product with it is the other factor."""
+
+    def __init__(self) -> None:
+        super().__init__("constant", value=1.0)
+
+    def __mul__(self, other: Any) -> Value:
+        return other if isinstance(other, Value) else super().__mul__(other)
+
+
+ONE: Value = _One()
+
 Pullback = Callable[..., "tuple[Value | None, ...]"]
 
 
@@ -73,12 +85,12 @@ def values_of(epilogue: Epilogue) -> list[Value]:
     return found
 
 
-def gradients(epilogue: Epilogue, given_by: Mapping[int, Input] | None = None) -> dict[str, Value]:
+def gradients(epilogue: Epilogue, given_by: Mapping[int, Input | Value] | None = None) -> dict[str, Value]:
     """Return the gradients of a loss by the accumulators, `acc` and `up`, and by the inputs by name, where there is one.
 
-    `given_by` has the results that the loss depends on, 0 for D, 1 for out1, and so on, and the input that is the gradient by
-    each: by default, D and its `gradient_of`. The values take these and the leaves of the expression. They may have the
-    operations `row_sum` and `row_max`, which reduce the rows of D, and `column_sum` and `column_max`.
+    `given_by` has the results that the loss depends on, 0 for D, 1 for out1, and so on, and the input or the value that is the
+    gradient by each: by default, D and its `gradient_of`. The values take these and the leaves of the expression. They may have
+    the operations `row_sum` and `row_max`, which reduce the rows of D, and `column_sum` and `column_max`.
 
     Shapes: the gradient of a reduction is (m, 1) or (1, n), like its value.
     """
@@ -87,7 +99,7 @@ def gradients(epilogue: Epilogue, given_by: Mapping[int, Input] | None = None) -
     for result, its_gradient in ({0: gradient_of(0)} if given_by is None else given_by).items():
         output = epilogue.outputs[result - 1] if result else None
         node = nodes[output.node if output else epilogue.result]
-        part = Value("input", given=its_gradient)
+        part = its_gradient if isinstance(its_gradient, Value) else Value("input", given=its_gradient)
         if output and output.reduce.endswith("max"):  # equal maxima share it, as with torch.amax
             largest = where(node == Value(output.function, (node,)), 1.0, 0.0)
             part = part * largest / Value(output.function.replace("max", "sum"), (largest,))

@@ -436,7 +436,7 @@ class Launcher:
         )
         operands = traits.epilogue.operands if traits.epilogue else ()
         self._input_bytes = tuple(spans.get(INPUT + one.name, 0) for one in operands)
-        self._has_outputs = bool(traits.outputs)
+        self._output_bytes = tuple(spans[OUTPUT + one.name] for one in traits.outputs)
         self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
         self.workspace_bytes = needed
         self._shared_workspace = needed > 0 and not self._workspace_of  # with arrays of the caller, which may overlap
@@ -517,7 +517,7 @@ class Launcher:
             or (bias < end and d < bias + self._bias_bytes)
             or any(one < end and d < one + size for one, size in zip(inputs, self._input_bytes))
             or self._shared_workspace
-            or self._has_outputs
+            or (self._output_bytes and self._outputs_touch(addresses))
         ):  # the ranges overlap, but D may lie between the rows of another matrix: check exactly
             aux = tuple(replace(one, pointer=at) for one, at in zip(self.problem.aux, inputs))
             fields: dict[str, Any] = dict(zip(_NAMES, addresses))
@@ -533,6 +533,17 @@ class Launcher:
             except KeyError:
                 slot.maps.raw = b"".join(map(self._map, self._encoded, self._encoders, (a, b, d)))
         slot.addresses = addresses
+
+    def _outputs_touch(self, addresses: Addresses) -> bool:
+        """Return whether the range of bytes of a further result meets that of another operand."""
+        a, b, c, d, bias, _, *more = addresses
+        sizes = (self._a_bytes, self._b_bytes, self._c_bytes, self._d_bytes, self._bias_bytes)
+        others = [*zip((a, b, c, d, bias), sizes), *zip(more, self._input_bytes)]
+        for at, size in zip(more[len(self._input_bytes) :], self._output_bytes):
+            if any(one < at + size and at < one + bytes for one, bytes in others):
+                return True
+            others.append((at, size))
+        return False
 
     def _launch_elsewhere(self, slot: _Slot) -> object:
         """Launch with the device's context made current, and its counters zeroed."""

@@ -491,10 +491,26 @@ class Library:
         d, further = split_results(expression, out)
         operands = {INPUT + name: arrays.get(name) for name in names} | further
         try:
-            self._launch_cache.run_expression(a, b, d, workspace, stream, whole, operands)
+            self.launch_expression(a, b, d, operands, whole, workspace, stream)
         except HostArrayError:
             self._multiply_on_host((a, b, d, None, None, workspace), whole, operands)
         return out
+
+    def launch_expression(
+        self,
+        a: Any,
+        b: Any,
+        d: Any,
+        operands: Mapping[str, Any],
+        options: MatmulOptions,
+        workspace: Any = None,
+        stream: Any = None,
+    ) -> None:
+        """Launch the variant of an expression, whose text is in `options`.
+
+        `operands` has each input and each further result in order, with INPUT and OUTPUT before its name; None for numbers.
+        """
+        self._launch_cache.run_expression(a, b, d, workspace, stream, options, operands)
 
     def _multiply_on_host(self, arrays: tuple[Any, ...], options: MatmulOptions, operands: Mapping[str, Any]) -> None:
         from hgemm.host import multiply  # programs with a GPU do not need it

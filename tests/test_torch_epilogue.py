@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,6 +98,7 @@ def test_one_launch_computes_the_derivatives(
 ) -> None:
     expression, asked = as_epilogue(FORMULAS[formula]), []
     (a, b), inputs = operands(expression, batch, shared)
+    monkeypatch.setattr(fused_operator, "_saving", lambda text: None)
     monkeypatch.setattr(fused_operator, "_has_kernel", lambda found: asked.append(found) or True)
     computed = fused_operator._computed
 
@@ -111,6 +113,44 @@ def test_one_launch_computes_the_derivatives(
 
     torch.autograd.gradcheck(run, (a, b, *inputs.values()), fast_mode=True)
     assert {*asked} == {hgemm_torch.backward_epilogue(expression, "f32").hash}
+
+
+@pytest.mark.parametrize("batch, shared", [((), False), ((2,), False), ((2,), True)])
+@pytest.mark.parametrize(
+    "formula", [name for name in FORMULAS if name != "constant slope" and not name.startswith(("results", "columns"))]
+)
+def test_the_forward_pass_saves_the_derivatives(
+    formula: str, batch: tuple[int, ...], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expression, launched = as_epilogue(FORMULAS[formula]), []
+    (a, b), inputs = operands(expression, batch, shared)
+    training = hgemm_torch.training_epilogue(expression)
+    monkeypatch.setattr(fused_operator, "_has_kernel", lambda found: found == training.hash)
+    monkeypatch.setattr(
+        fused_operator._Leaves, "_accumulators", recorded(launched, fused_operator._Leaves._accumulators)
+    )
+
+    def run(a, b, *arrays):
+        return hgemm_torch.fused(a, b, expression, dict(zip(inputs, arrays)), alpha=0.5)
+
+    d = run(a, b, *(x.detach() for x in inputs.values()))
+    torch.autograd.grad(d.sum(), (a, b))
+    assert len(launched) == 1, "the backward pass does not compute the product"
+    torch.autograd.gradcheck(run, (a, b, *inputs.values()), fast_mode=True)
+    if not batch:
+        torch.autograd.gradgradcheck(run, (a, b, *inputs.values()), fast_mode=True)
+
+
+def recorded(calls: list, function):
+    return lambda *given: calls.append(given) or function(*given)
+
+
+def test_epilogues_that_save_nothing_are_told() -> None:
+    for formula in ("2 * acc + bias", "(relu(acc), row_max(acc))"):
+        with pytest.raises(ProblemError, match="no launch saves derivatives"):
+            hgemm_torch.training_epilogue(formula)
+    linear = hgemm_torch.training_epilogue(FORMULAS["linear"])
+    assert len(linear.outputs) == 1, "by the accumulator"
 
 
 def test_derivatives_without_a_kernel_are_told() -> None:
@@ -153,7 +193,7 @@ def test_types_inputs_and_numbers_are_converted(monkeypatch: pytest.MonkeyPatch)
     formula = "scale: Column['f32']; gain: Scalar; relu(acc + bias) * scale * gain"
     found = hgemm_torch.fused(a, b, formula, given)
     found.float().sum().backward()
-    monkeypatch.setattr(hgemm_torch.operator, "_library", object())
+    monkeypatch.setattr(hgemm_torch.operator, "_library", SimpleNamespace(table=SimpleNamespace(groups=())))
     again = hgemm.matmul(a, b, bias=bias, epilogue=formula, inputs={"scale": scale, "gain": 2})
     assert torch.equal(again, found) and again.requires_grad
     assert found.dtype is torch.float16 and (bias.grad.dtype, scale.grad.dtype) == (torch.float32, torch.float16)
@@ -210,6 +250,31 @@ def test_a_model_of_several_results_compiles() -> None:
     found = torch.autograd.grad(compiled(a, b, inputs), (a, b))
     for one, other in zip(found, torch.autograd.grad(model(a, b, inputs), (a, b)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_compiled_model_saves_the_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    expression = as_epilogue(FORMULAS["pair"])
+    training = hgemm_torch.training_epilogue(expression).hash
+    (a, b), inputs = operands(expression)
+
+    def model(a, b, inputs):
+        return hgemm_torch.fused(a, b, FORMULAS["pair"], inputs).sin().sum()
+
+    expected = torch.autograd.grad(model(a, b, inputs), (a, b, *inputs.values()))
+    asked: list[str] = []
+    monkeypatch.setattr(fused_operator, "_has_kernel", lambda found: asked.append(found) or found == training)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(compiled(a, b, inputs), (a, b, *inputs.values()))
+    assert {*asked} == {training}
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_gradient_of_a_weight_has_its_strides() -> None:
+    x, weight = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((M, K), (N, K)))
+    for y in (hgemm_torch.fused(x, weight.t(), "relu(acc)"), hgemm_torch.matmul(x, weight.t())):
+        (found,) = torch.autograd.grad(y.sum(), (weight,))
+        assert found.stride() == weight.stride()
 
 
 def test_a_compiled_model_has_one_graph() -> None:

@@ -59,13 +59,13 @@ def plain_mlp(x: Any, gate: Any, up: Any, down: Any, residual: Any) -> Any:
 
 
 def build(folder: str) -> hgemm.Library:
-    """Build the kernels that the library lacks: both epilogues, the derivatives of the first one, and the plain products."""
+    """Build the kernels that the library lacks: both epilogues, the first one also for training, and the plain products."""
     import hgemm.torch
 
     major, minor = open_device().capability
     spec = TILES.get((major, minor), {"arch": f"sm_{major}{minor}", "tile": ["128x128x32", "64x64x32"]})
     hgemm.generate(spec, library=folder, epilogue=swiglu)
-    hgemm.generate(spec, library=folder, epilogue=hgemm.torch.backward_epilogue(swiglu))
+    hgemm.generate(spec, library=folder, epilogue=hgemm.torch.training_epilogue(swiglu))
     hgemm.generate(spec, library=folder, epilogue=with_residual)
     hgemm.generate(spec, library=folder, layout=["tn", "tt", "nt"])
     return hgemm.open(folder)

@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("hgemm.torch needs torch: pip install torch", name="torch") from None
 
 from hgemm.torch.aten import Override, overridden, override
-from hgemm.torch.epilogue import backward_epilogue, fused
+from hgemm.torch.epilogue import backward_epilogue, fused, training_epilogue
 from hgemm.torch.layers import Linear, Patch, patch
 from hgemm.torch.operator import external_matmul, linear, matmul, use, used_library
 
@@ -32,6 +32,7 @@ __all__ = [
     "overridden",
     "override",
     "patch",
+    "training_epilogue",
     "use",
     "used_library",
 ]

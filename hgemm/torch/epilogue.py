@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,12 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hgemm.dispatch_table import DispatchTable
 from hgemm.epilogue import OF_PROBLEM, PAIR_COLUMNS, Epilogue, EpilogueError, Input, columns_of_d, parse_epilogue
-from hgemm.epilogue_gradient import evaluate, gradient_of, gradients, needed
+from hgemm.epilogue_gradient import ONE, evaluate, gradient_of, gradients, needed, values_of
 from hgemm.epilogue_language import Value, as_epilogue, expression_of, f32
-from hgemm.errors import ProblemError
+from hgemm.errors import ProblemError, UnsupportedError
 from hgemm.gated import interleave
+from hgemm.launch_traits import INPUT, OUTPUT
 from hgemm.problem import EPILOGUE_SHIFT
+from hgemm.products import MatmulOptions
 from hgemm.torch import operator
 
 SCHEMA = (
@@ -130,12 +136,22 @@ def _launch(
     beta: float = 0.0,
     batch_invariant: bool = False,
 ) -> list[Tensor]:
-    options: dict[str, Any] = {"precision": operator._precision(a), **operator._order_options(batch_invariant)}
-    inputs = {**dict(zip(names, map(_by_rows, arrays))), **dict(zip(names[len(arrays) :], numbers))}
-    results = _meta(a, b, arrays, epilogue=epilogue, names=names, numbers=numbers)
-    operands = (operator._readable(a), operator._readable(b), results[0] if len(results) == 1 else tuple(results))
-    operator.used_library().matmul(*operands, alpha=alpha, beta=beta, epilogue=epilogue, inputs=inputs, **options)
-    return results
+    expression = parse_epilogue(epilogue)
+    assert expression is not None
+    a, b = operator._readable(a), operator._readable(b)
+    d, *further = _results(expression, a, b)
+    given = dict(zip(names, map(_by_rows, arrays)))
+    operands: dict[str, Any] = {INPUT + one.name: given.get(one.name) for one in expression.operands}
+    operands |= {OUTPUT + one.name: made for one, made in zip(expression.outputs, further)}
+    precision, scalars = operator._precision(a), tuple(sorted(zip(names[len(arrays) :], numbers)))
+    options = MatmulOptions(
+        *(alpha, beta, "none", precision),
+        **operator._order_options(batch_invariant),
+        epilogue=epilogue,
+        scalars=scalars,
+    )
+    operator.used_library().launch_expression(a, b, d, operands, options)
+    return [d, *further]
 
 
 def _by_rows(x: Tensor) -> Tensor:
@@ -161,6 +177,11 @@ def _meta(
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"a is {tuple(a.shape)} and b {tuple(b.shape)}: k differs")
     expression = parse_epilogue(epilogue)
     assert expression is not None
+    return _results(expression, a, b)
+
+
+def _results(expression: Epilogue, a: Tensor, b: Tensor) -> list[Tensor]:
+    """Return new tensors for D and the further results."""
     shape = _shape_of_d(expression, a, b)
     results = [a.new_empty(shape)]
     for one in expression.outputs:
@@ -171,52 +192,171 @@ def _meta(
 
 
 def _shape_of_d(expression: Epilogue, a: Tensor, b: Tensor) -> tuple[int, ...]:
+    if a.dim() == b.dim() == 2:
+        return a.shape[0], columns_of_d(expression, b.shape[1])
     return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], columns_of_d(expression, b.shape[-1]))
 
 
 # ==== Gradients ====
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
-    a, b, arrays = inputs
-    ctx.set_materialize_grads(False)  # a loss may not depend on all results
-    ctx.options = keyword_only_inputs
-    ctx.save_for_backward(a, b, *arrays)
+class _Fused(torch.autograd.Function):
+    """The operator with gradients. The forward pass saves derivatives if the library has a kernel of `training_epilogue`.
+
+    The arguments are the keyword arguments of the operator, how to save derivatives or None, a, b, and the arrays.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, options: dict[str, Any], saving: _Saving | None, a: Tensor, b: Tensor, *arrays: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.options, ctx.saving = options, saving
+        ctx.set_materialize_grads(False)  # a loss may not depend on all results
+        with torch._C._AutoDispatchBelowAutograd():
+            if saving:
+                with suppress(UnsupportedError):  # the kernel does not support these operands
+                    text = saving.expression.text
+                    d, *saved = torch.ops.hgemm.fused(a, b, arrays, **{**options, "epilogue": text})
+                    ctx.save_for_backward(a, b, *arrays, *saved)
+                    return (d,)
+            ctx.save_for_backward(a, b, *arrays)
+            return tuple(torch.ops.hgemm.fused(a, b, arrays, **options))
+
+    @staticmethod
+    def backward(ctx: Any, *of_results: Tensor | None) -> tuple[Any, ...]:
+        """Return the gradients from those of the results.
+
+        Without saved derivatives, the product is computed again, if a derivative needs it. So it is for gradients of gradients.
+        """
+        options, saving = ctx.options, ctx.saving
+        _, _, needs_a, needs_b, *needed_arrays = ctx.needs_input_grad
+        a, b, *tensors = ctx.saved_tensors
+        arrays, saved = tensors[: len(needed_arrays)], tensors[len(needed_arrays) :]
+        expression = parse_epilogue(options["epilogue"])
+        assert expression is not None
+        names = options["names"][: len(arrays)]
+        given = {at: gradient for at, gradient in enumerate(of_results) if gradient is not None}
+        if not given:
+            return (None,) * len(ctx.needs_input_grad)
+        derivatives = _derivatives(options["epilogue"], tuple(given))
+        accumulators = _accumulators(expression)
+        wanted = {
+            name for name, is_needed in zip(names, needed_arrays, strict=True) if is_needed and name in derivatives
+        }
+        wanted |= {*accumulators} & derivatives.keys() if needs_a or needs_b else set()
+        values = {name: derivatives[name] for name in derivatives if name in wanted}
+        leaves = _Leaves(expression, a, b, given, dict(zip(names, arrays, strict=True)), options)
+        product = None  # the gradient of a b
+        found = leaves.passed_on(values)
+        if saved and not torch.is_grad_enabled():
+            places = {name: at for name, at in saving.places.items() if name in wanted}
+            if expression.gated and all(name in places for name in accumulators):
+                product = _scaled_pairs(given[0], *(saved[places.pop(name)] for name in accumulators))
+            scaled = {at: given[0] * saved[at] for at in {*places.values()}}
+            found |= {name: scaled[at] for name, at in places.items()}
+        else:
+            found |= _launched(frozenset(wanted), leaves)
+            for name, accumulator in itertools.product(values, accumulators):  # as of a bias
+                if name not in found and accumulator in found and values[name] is values[accumulator]:
+                    found[name] = found[accumulator]
+        missing = {name: one for name, one in values.items() if name not in found}
+        if product is not None:
+            missing = {name: one for name, one in missing.items() if name not in accumulators}
+        found |= _computed(missing, leaves) if missing else {}
+        of_a = of_b = None
+        if (needs_a or needs_b) and product is None and any(name in found for name in accumulators):
+            none = a.new_zeros(())  # of an accumulator that the loss does not depend on
+            parts = [found.get(name, none).to(a.dtype).expand(leaves.d).contiguous() for name in accumulators]
+            product = interleave(*parts) if expression.gated else parts[0]
+        if product is not None:
+            invariant = options["batch_invariant"]
+            if needs_a:
+                of_a = operator._sum_to(torch.ops.hgemm.matmul(product, b.mT, batch_invariant=invariant), a.shape)
+            if needs_b:
+                of_b = operator._gradient_b(a, product, b, 1.0, invariant)
+        of_arrays = (leaves.summed(name, found[name]) if name in found else None for name in names)
+        return None, None, of_a, of_b, *of_arrays
 
 
-def _backward(ctx: Any, of_results: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Return the gradients from those of the results. The product is computed again, if a derivative needs it."""
-    a, b, *arrays = ctx.saved_tensors
-    options, (needs_a, needs_b, needed_arrays) = ctx.options, ctx.needs_input_grad
-    invariant = options["batch_invariant"]
-    expression = parse_epilogue(options["epilogue"])
+def _differentiable(a: Tensor, b: Tensor, arrays: Sequence[Tensor], **options: Any) -> list[Tensor]:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, *arrays)):
+        saving = _saving(options["epilogue"])
+        if saving:
+            use = (x.requires_grad for name, x in zip(options["names"], arrays) if name in saving.places)
+            if not (a.requires_grad or b.requires_grad or any(use)) or not _has_kernel(saving.expression.hash):
+                saving = None
+        return [*_Fused.apply({**_DEFAULTS, **options}, saving, a, b, *arrays)]
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.hgemm.fused(a, b, arrays, **options)
+
+
+_DEFAULTS = {"alpha": 1.0, "beta": 0.0, "batch_invariant": False}
+
+
+# ---- Derivatives that the forward pass saves ----
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """An expression whose further results are the derivatives of D by its accumulators.
+
+    Fields: `places` are their numbers by accumulator, and by the inputs that have the same derivative, such as a bias.
+    """
+
+    expression: Epilogue
+    places: Mapping[str, int]
+
+
+def training_epilogue(epilogue: Any) -> Epilogue:
+    """Return the expression whose kernels `fused` uses if gradients are recorded. It also returns the derivatives by the product.
+
+    The backward pass multiplies them by the gradient of D. Without such a kernel, it computes the product again.
+
+    Raises: ProblemError if the derivatives do not depend on the product, or the expression has several results or too many inputs.
+    """
+    expression = as_epilogue(epilogue)
+    if expression is None:
+        raise ProblemError("the epilogue is none: leave it out")
+    found = _saving(expression.text)
+    if found is None:
+        raise ProblemError(f"no launch saves derivatives of {expression.formula}: training needs no other kernel")
+    return found.expression
+
+
+@lru_cache(256)
+def _saving(text: str) -> _Saving | None:
+    expression = parse_epilogue(text)
     assert expression is not None
-    names = options["names"][: len(arrays)]
-    given = {at: gradient for at, gradient in enumerate(of_results) if gradient is not None}
-    if not given:
-        return None, None, [None] * len(names)
-    derivatives = _derivatives(options["epilogue"], tuple(given))
-    accumulators = _accumulators(expression)
-    wanted = {name for name, is_needed in zip(names, needed_arrays, strict=True) if is_needed and name in derivatives}
-    wanted |= {*accumulators} if needs_a or needs_b else set()
-    values = {name: derivatives[name] for name in derivatives if name in wanted}
-    leaves = _Leaves(expression, a, b, given, dict(zip(names, arrays, strict=True)), options)
-    found = _launched(frozenset(wanted), leaves)
-    for name, accumulator in itertools.product(values, accumulators):  # as of a bias
-        if name not in found and accumulator in found and values[name] is values[accumulator]:
-            found[name] = found[accumulator]
-    found |= _computed({name: one for name, one in values.items() if name not in found}, leaves)
-    of_a = of_b = None
-    if (needs_a or needs_b) and any(name in found for name in accumulators):
-        none = a.new_zeros(())  # of an accumulator that the loss does not depend on
-        parts = [found.get(name, none).to(a.dtype).expand(leaves.d).contiguous() for name in accumulators]
-        product = interleave(*parts) if expression.gated else parts[0]
-        if needs_a:
-            of_a = operator._sum_to(torch.ops.hgemm.matmul(product, b.mT, batch_invariant=invariant), a.shape)
-        if needs_b:
-            of_b = operator._gradient_b(a, product, b, 1.0, invariant)
-    of_arrays = [leaves.summed(name, found[name]) if name in found else None for name in names]
-    return of_a, of_b, of_arrays
+    if expression.outputs:
+        return None
+    derivatives = gradients(expression, {0: ONE})
+    saved = [derivatives[name] for name in _accumulators(expression) if name in derivatives]
+    distinct = {one: at for at, one in enumerate(dict.fromkeys(one for one in saved if _uses_product([one])))}
+    if not distinct:
+        return None
+    try:
+        found = expression_of((values_of(expression)[expression.result], *distinct))
+    except EpilogueError:  # too many inputs
+        return None
+    return _Saving(found, {name: distinct[one] for name, one in derivatives.items() if one in distinct})
+
+
+def _scaled_pairs(gradient: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """Return the products of a gradient with two matrices, in alternating blocks of columns as `interleave` makes them."""
+    if type(gradient) is Tensor and gradient.is_cuda:  # not traced
+        kernels = _triton_kernels()
+        if kernels:
+            return kernels.scaled_pairs(gradient, gate, up)
+    return interleave(gradient * gate, gradient * up)
+
+
+@lru_cache(1)
+def _triton_kernels() -> Any:
+    """Return the module of kernels in Triton, None if that is not installed."""
+    try:
+        return importlib.import_module("hgemm.torch.triton_kernels")
+    except ImportError:
+        return None
 
 
 @lru_cache(256)
@@ -333,8 +473,20 @@ def _has_kernel(expression_hash: str) -> bool:
     """Return whether the library has kernels of an expression."""
     if not operator.has_library():
         return False
-    code = int(f"1{expression_hash}", 16)  # as in Kind.code
-    return any(group.kind >> EPILOGUE_SHIFT == code for group in operator.used_library().table.groups)
+    return int(f"1{expression_hash}", 16) in _expressions(operator.used_library().table)  # as in Kind.code
+
+
+def _expressions(table: DispatchTable) -> frozenset[int]:
+    """Return the numbers of the expressions that a library has kernels of."""
+    global _last_expressions
+    known, found = _last_expressions
+    if known is not table:
+        found = frozenset(group.kind >> EPILOGUE_SHIFT for group in table.groups)
+        _last_expressions = table, found
+    return found
+
+
+_last_expressions: tuple[DispatchTable | None, frozenset[int]] = (None, frozenset())
 
 
 class _Leaves:
@@ -389,6 +541,13 @@ class _Leaves:
         blocks = product.unflatten(-1, (-1, 2, PAIR_COLUMNS))
         return {name: blocks[..., at, :].flatten(-2) for at, name in enumerate(("acc", "up"))}
 
+    def passed_on(self, values: Mapping[str, Value]) -> dict[str, Tensor]:
+        """Return the derivatives that are the gradient of a matrix itself, as of a residual."""
+        given = {
+            name: one.given for name, one in values.items() if one.given in self.given and one.given not in self.reduced
+        }
+        return {name: self.given[gradient] for name, gradient in given.items() if gradient}
+
     def expanded(self, x: Tensor) -> Tensor:
         """Return a tensor that broadcasts to D with the extents of D."""
         return x.expand(self.d)
@@ -414,5 +573,6 @@ class _Leaves:
 
 torch.library.define("hgemm::fused", SCHEMA, tags=torch.Tag.pt2_compliant_tag)
 torch.library.register_fake("hgemm::fused", _meta)
-torch.library.impl("hgemm::fused", "CUDA", _launch)
-torch.library.register_autograd("hgemm::fused", _backward, setup_context=_save)
+_registered = torch.library.Library("hgemm", "IMPL")
+_registered.impl("fused", _launch, "CUDA")
+_registered.impl("fused", _differentiable, "Autograd")

@@ -572,7 +572,9 @@ struct Product : torch::autograd::Function<Product> {
     if (ctx->needs_input_grad(1)) {
       bool const flat = b.dim() == 2;  // the gradient sums over the batch, as over rows
       Tensor const rows = flat ? a.reshape({-1, a.size(-1)}) : a, of = flat ? d.reshape({-1, d.size(-1)}) : d;
-      db = summed_to(product(rows.mT(), of, alpha, invariant), b.sizes());
+      bool const as_weight = b.stride(-1) != 1 && b.stride(-2) == 1;  // a weight (n, k): autograd copies other strides
+      db = as_weight ? product(of.mT(), rows, alpha, invariant).mT() : product(rows.mT(), of, alpha, invariant);
+      db = summed_to(db, b.sizes());
     }
     if (bias.defined() && ctx->needs_input_grad(edge++))
       dbias = d.sum_to_size(broadcast(bias, d)).reshape(bias.sizes());

@@ -285,7 +285,10 @@ class _Product(torch.autograd.Function):
 def _gradient_b(a: Tensor, d: Tensor, b: Tensor, alpha: float, invariant: bool) -> Tensor:
     if b.dim() == 2:  # the gradient sums over the batch, as over rows
         a, d = a.reshape(-1, a.shape[-1]), d.reshape(-1, d.shape[-1])
-    return _sum_to(torch.ops.hgemm.matmul(a.mT, d, alpha=alpha, batch_invariant=invariant), b.shape)
+    options = {"alpha": alpha, "batch_invariant": invariant}
+    if b.stride(-1) != 1 and b.stride(-2) == 1:  # as a weight (n, k) has it, else autograd copies it
+        return _sum_to(torch.ops.hgemm.matmul(d.mT, a, **options).mT, b.shape)
+    return _sum_to(torch.ops.hgemm.matmul(a.mT, d, **options), b.shape)
 
 
 def _before_activation(
