@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
@@ -289,6 +293,23 @@ def test_a_compiled_model_has_one_graph() -> None:
     (found,) = torch.autograd.grad(compiled(a, b, inputs).sum(), (a,))
     (expected,) = torch.autograd.grad(model(a, b, inputs).sum(), (a,))
     torch.testing.assert_close(found, expected)
+
+
+def test_the_kernel_in_triton_interleaves_products() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
+    program = """if True:
+        import torch, hgemm
+        from hgemm.torch.triton_kernels import scaled_pairs
+        for shape in ((3, 40), (2, 5, 2056), (1, 8)):
+            for dtype in (torch.float16, torch.float32):  # the interpreter truncates to bf16
+                gradient, gate, up = (torch.randn(shape, dtype=dtype) for _ in range(3))
+                apart = torch.randn((*shape[:-1], 2 * shape[-1]), dtype=dtype)[..., : shape[-1]]
+                for given in (gradient, apart, gradient[..., :1].expand(shape)):
+                    expected = hgemm.interleave(given * gate, given * up)
+                    assert torch.equal(scaled_pairs(given, gate, up), expected), (shape, dtype)
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
 @pytest.mark.gpu

@@ -101,6 +101,7 @@ HGEMM_DEVICE void cp_async_wait() {
 }
 
 // The value of the lane whose index differs in these bits.
+HGEMM_DEVICE uint32_t shuffle_xor(uint32_t value, int bits) { return __shfl_xor_sync(0xffffffff, value, bits); }
 HGEMM_DEVICE float shuffle_xor(float value, int bits) { return __shfl_xor_sync(0xffffffff, value, bits); }
 
 // ---- Plain loads and stores ---------------------------------------------------------------------------------------

@@ -306,6 +306,21 @@ struct AccumulatorPairs {
 
   // ---- Results of an expression beside D ----------------------------------------------------------------------------
 
+  // Transposes a matrix of 4 x 4 words, of which each of 4 neighbouring lanes has a row.
+  HGEMM_DEVICE static void transpose_quad(uint32_t (&words)[4], int lane) {
+    HGEMM_UNROLL
+    for (int bit = 2; bit > 0; bit /= 2) {
+      bool const upper = lane & bit;
+      HGEMM_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (i & bit) continue;
+        uint32_t const received = atoms::shuffle_xor(upper ? words[i] : words[i + bit], bit);
+        words[i] = upper ? received : words[i];
+        words[i + bit] = upper ? words[i + bit] : received;
+      }
+    }
+  }
+
   template <int COUNT>
   struct OutOfSubtile {
     template <OutKind KIND, class T, int INDEX, int SLOT>
@@ -319,12 +334,45 @@ struct AccumulatorPairs {
         if constexpr (KIND == OutKind::matrix) {
           Aux const& aux = aux_of<Policy>(at.pairs.problem)[INDEX];
           T* const first = aux_result<T>(aux, at.subtile.batch);
+          if constexpr (!Policy::swap_ab && sizeof(T) == 2 && Policy::align_d >= 8 && COUNT % 2 == 0) {
+            store_groups(at, first, aux.leading);
+          } else {
+            HGEMM_UNROLL
+            for (int i = 0; i < 2 * COUNT; ++i) {
+              if (!has<COUNT>(at.subtile, i / 2)) continue;
+              Pair const pair = at.pairs.at(at.subtile, i / 2, i % 2);
+              Two const two = {numbers[i / 2][i % 2 * 2], numbers[i / 2][i % 2 * 2 + 1]};
+              store_two(two, pair, first + pair.m * aux.leading + pair.n, aux.leading);
+            }
+          }
+        }
+      }
+
+      // Stores whole groups of 8 columns, 16 bytes a lane: the 4 lanes of a row exchange 2 groups of the upper and lower row.
+      template <class Subtile>
+      HGEMM_DEVICE void store_groups(SubtileAt<Subtile> const& at, T* to, int64_t leading) const {
+        int const lane = at.pairs.thread % 4;
+        HGEMM_UNROLL
+        for (int first = 0; first < COUNT; first += 2) {
+          uint32_t words[4];
           HGEMM_UNROLL
-          for (int i = 0; i < 2 * COUNT; ++i) {
-            if (!has<COUNT>(at.subtile, i / 2)) continue;
-            Pair const pair = at.pairs.at(at.subtile, i / 2, i % 2);
-            Two const two = {numbers[i / 2][i % 2 * 2], numbers[i / 2][i % 2 * 2 + 1]};
-            store_two(two, pair, first + pair.m * aux.leading + pair.n, aux.leading);
+          for (int i = 0; i < 4; ++i) {
+            float const(&number)[4] = numbers[first + i / 2];
+            words[i] = atoms::pack<T>(number[i % 2 * 2], number[i % 2 * 2 + 1]);
+          }
+          transpose_quad(words, lane);
+          int const j = first + lane / 2, row = at.pairs.row(at.subtile, lane % 2);
+          int const column = at.subtile.column_first + j * 8, inside = at.pairs.columns() - column;
+          if (!has<COUNT>(at.subtile, j) || row >= at.pairs.rows()) continue;
+          T* const place = to + row * leading + column;
+          if (inside >= 8) {
+            atoms::st_global(reinterpret_cast<Vec16B*>(place), Vec16B{words[0], words[1], words[2], words[3]});
+          } else if constexpr (accumulators_of<Policy> == 1) {  // a gated pair has multiples of 8 columns
+            HGEMM_UNROLL
+            for (int e = 0; e < 8; ++e) {
+              uint16_t const bits = static_cast<uint16_t>(words[e / 2] >> 16 * (e % 2));
+              if (e < inside) atoms::st_global(reinterpret_cast<uint16_t*>(place + e), bits);
+            }
           }
         }
       }
