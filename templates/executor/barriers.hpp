@@ -342,7 +342,8 @@ void Machine::mbarrier_test(Lane& lane, Operation const& operation) {
   bool const ended = barrier && (barrier->phase & 1) != operation.number;
   *static_cast<bool*>(const_cast<void*>(operation.second)) = ended || !barrier;
   if (ended) mbarrier_wait(lane, operation);
-  lane.cta->warps[size_t(lane.thread) / 32].polls = !ended;
+  uint32_t const warp = 1u << lane.thread / 32;
+  lane.cta->polling = ended ? lane.cta->polling & ~warp : lane.cta->polling | warp;
 }
 
 }  // namespace hgemm::executor

@@ -193,7 +193,7 @@ void Machine::atomic(Lane& lane, Operation& operation) {
   unsigned char before[8];
   memcpy(before, at, operation.bytes);
   its.apply(its, at);
-  if (memcmp(before, at, operation.bytes) == 0) lane.cta->warps[size_t(lane.thread) / 32].polls = true;
+  if (memcmp(before, at, operation.bytes) == 0) lane.cta->polling |= 1u << lane.thread / 32;
 }
 
 void Machine::global_fence(Lane& lane) {

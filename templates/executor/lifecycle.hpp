@@ -132,6 +132,7 @@ void Machine::start(Cta& cta, uint32_t rank) {
   cta.agents = threads;
   cta.lanes_left = threads;
   cta.free_registers = 0;
+  cta.may_run = cta.polling = 0;
   memset(cta.arena, HGEMM_POISON, request_.shared_bytes);
   cta.shadow.reset(request_.shared_bytes, false);
   uintptr_t const arena = reinterpret_cast<uintptr_t>(cta.arena);
@@ -229,7 +230,7 @@ void Machine::resume(Warp& warp, uint32_t lanes) {
   switch_fiber(scheduler_, queue_[0]->fiber);
   warp.uniform = uniform_;
   warp.waiting |= lanes;
-  warp.may_run = true;
+  warp.cta->may_run |= 1u << warp.index;
   for (int i = 0; i < queue_end_; ++i) {
     if (queue_[i]->exited) exit_lane(warp, *queue_[i]);
   }

@@ -60,6 +60,7 @@ class Machine {
 
   // ---- The adversary's choices, deadlocks: scheduler.hpp ----
   bool step();
+  bool step(Cta& cta, uint32_t index);
   uint32_t choose_lanes(Warp& warp) const;
   bool ready(Lane const& lane) const;
   void complete_some();

@@ -39,41 +39,55 @@ void Machine::run() {
 
 // Executes one warp instruction. Returns false if none is ready.
 bool Machine::step() {
-  size_t const per_cta = request_.threads / 32;
-  size_t const warps = resident_.size() * per_cta;
+  uint32_t const per_cta = request_.threads / 32;
+  size_t const ctas = resident_.size();
+  if (request_.order == HGEMM_AHEAD_HIGH) {
+    for (size_t i = ctas; i-- > 0;) {
+      for (uint32_t rest = resident_[i]->runnable(); rest; rest &= ~(1u << (31 - __builtin_clz(rest)))) {
+        if (step(*resident_[i], 31 - uint32_t(__builtin_clz(rest)))) return true;
+      }
+    }
+    return false;
+  }
   size_t start = 0;
-  if (request_.order == HGEMM_ROUND_ROBIN) start = next_warp_ % warps;
-  if (request_.order == HGEMM_ANY_ORDER) start = random(uint32_t(warps));
-  for (size_t i = 0; i < warps; ++i) {
-    size_t at = start + i < warps ? start + i : start + i - warps;
-    if (request_.order == HGEMM_AHEAD_HIGH) at = warps - 1 - i;
-    Cta& cta = *resident_[at / per_cta];
-    Warp& warp = cta.warps[at % per_cta];
-    if (!warp.may_run || warp.polls) continue;
-    uint32_t const lanes = choose_lanes(warp);
-    if (!lanes) {
-      warp.may_run = false;
-      continue;
+  if (request_.order == HGEMM_ROUND_ROBIN) start = next_warp_ % (ctas * per_cta);
+  if (request_.order == HGEMM_ANY_ORDER) start = random(uint32_t(ctas * per_cta));
+  uint32_t const before = (1u << start % per_cta) - 1;  // warps of the first CTA, whose turn is last
+  for (size_t i = 0; i <= ctas; ++i) {
+    size_t const at = start / per_cta + i < ctas ? start / per_cta + i : start / per_cta + i - ctas;
+    uint32_t const turn = i == 0 ? ~before : i == ctas ? before : ~0u;
+    for (uint32_t rest = resident_[at]->runnable() & turn; rest; rest &= rest - 1) {
+      uint32_t const warp = uint32_t(__builtin_ctz(rest));
+      if (!step(*resident_[at], warp)) continue;
+      next_warp_ = at * per_cta + warp + 1;
+      return true;
     }
-    next_warp_ = at + 1;
-    execute(warp, lanes);
-    if (cta.lanes_left == 0 && !cta.cluster->has_running_threads()) {
-      finish(*cta.cluster);
-      start_clusters();
-    }
-    return true;
   }
   return false;
+}
+
+// Executes the next instruction of one warp. Returns false if it must wait.
+bool Machine::step(Cta& cta, uint32_t index) {
+  Warp& warp = cta.warps[index];
+  uint32_t const lanes = choose_lanes(warp);
+  if (!lanes) {
+    cta.may_run &= ~(1u << index);
+    return false;
+  }
+  execute(warp, lanes);
+  if (cta.lanes_left == 0 && !cta.cluster->has_running_threads()) {
+    finish(*cta.cluster);
+    start_clusters();
+  }
+  return true;
 }
 
 // Lets warps that poll go on. Returns false if there are none.
 bool Machine::resume_polling() {
   bool any = false;
   for (Cta* cta : resident_) {
-    for (Warp& warp : cta->warps) {
-      any |= warp.polls;
-      warp.polls = false;
-    }
+    any |= cta->polling != 0;
+    cta->polling = 0;
   }
   return any;
 }

@@ -85,8 +85,6 @@ struct Warp {
   uint32_t exited = 0;
   uint32_t at_barrier = 0;
   bool uniform = false;  // all lanes wait at the same request, and have come there together
-  bool may_run = true;  // false: blocked, and nothing has changed since
-  bool polls = false;   // it found nothing new in memory or at an mbarrier: other warps and copies come first
 
   uint32_t registers = 0;  // per thread
   // ---- wgmma ----
@@ -194,6 +192,9 @@ struct Cta {
   std::vector<Lane*> copiers;  // by agent, the thread whose cp.async it is
   uint32_t lanes_left = 0;
   int64_t free_registers = 0;  // available to setmaxnreg
+  // ---- Masks of warps ----
+  uint32_t may_run = 0;  // the others are blocked, and nothing has changed since
+  uint32_t polling = 0;  // found nothing new in memory or at an mbarrier: other warps and copies come first
 
   void record_remote_access(Access const& access, Site site) { remote_accesses[{access.cta, access.agent}] = {access, site}; }
   uint16_t new_agent() { return uint16_t(agents++); }
@@ -206,9 +207,8 @@ struct Cta {
     return lane.knowledge.copies;
   }
   Lane const* copier(uint16_t agent) const { return agent < copiers.size() ? copiers[agent] : nullptr; }
-  void wake() {
-    for (Warp& warp : warps) warp.may_run = true;
-  }
+  void wake() { may_run = ~0u >> (32 - warps.size()); }
+  uint32_t runnable() const { return may_run & ~polling; }
 };
 
 // CTAs that start together and can access each other's shared memory.
