@@ -84,9 +84,9 @@ class CheckOutcome:
     reused: bool = False
     """Whether the checks are those of a proof in the variant's record."""
     twin: str = ""
-    """The kernel of another type whose proof shows everything but the numbers: see generator.proof.twins."""
-    second: Mapping[str, Any] = field(default_factory=dict)
-    """The outcome of the twin that was checked with this kernel."""
+    """The kernel whose proof shows everything but the numbers: see generator.proof.twins."""
+    twins: tuple[Mapping[str, Any], ...] = ()
+    """The outcomes of the twins that were checked with this kernel."""
 
     @property
     def passed_cases(self) -> int:
@@ -226,7 +226,7 @@ def outcome_summary(outcomes: list[CheckOutcome]) -> str:
     if reused := sum(outcome.reused for outcome in outcomes):
         found += f"; {counted(reused, 'earlier proof')} reused, --force repeats them"
     if twins := sum(bool(outcome.twin) for outcome in outcomes):
-        found += f"; {counted(twins, 'kernel')} checked for numbers only, beside a twin of another type"
+        found += f"; {counted(twins, 'kernel')} checked for numbers only, beside a twin"
     lacking = [f"{case['case']} of {outcome.symbol}" for outcome in outcomes for case in outcome.skipped_cases]
     if not lacking:
         return found

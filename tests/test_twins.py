@@ -1,4 +1,4 @@
-"""Kernels that differ only in the type of their elements: when they are twins, and what the second one runs."""
+"""Kernels that differ only in numbers, by type or architecture: when they are twins, and what all but the first one run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from simulated import record
 from benchmarks.faults import FAULTS, faulty_templates
 from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
+from generator.proof import proving
+from generator.proof.bits import require_order
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import Text, prove_texts
 from generator.proof.machine import default_cases, number_cases
@@ -49,6 +51,11 @@ def twins() -> tuple[Text, Text]:
 def test_kernels_of_both_types_are_twins(fields: dict[str, str]) -> None:
     first, second = text_of(dtype="f16", **fields), text_of(dtype="bf16", **fields)
     assert key_of(first) and key_of(first) == key_of(second)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_kernels_of_two_architectures_are_twins(twins: tuple[Text, Text], dtype: str) -> None:
+    assert {key_of(text_of(dtype=dtype, arch=arch)) for arch in ("sm_80", "sm_89", "sm_90")} == {key_of(twins[0])}
 
 
 @pytest.mark.parametrize("fields", [{"stages": "3"}, {"layout": "nn"}, {"beta": "off"}, {"tile": "32x64x16"}])
@@ -116,6 +123,24 @@ def test_the_second_twin_runs_its_own_instructions(host_toolchain: HostToolchain
         ptx, count = re.subn(right, wrong, second.ptx, count=1)
         assert count == 1
         assert not all(check.passed for check in check_numbers(first, replace(second, ptx=ptx), host_toolchain))
+
+
+def test_twins_of_another_architecture_run_the_cases_of_numbers(host_toolchain: HostToolchain) -> None:
+    texts = [text_of(dtype=dtype, arch=arch) for arch in ("sm_90", "sm_80", "sm_89") for dtype in ("bf16", "f16")]
+    outcomes = [*prove_texts(texts, host_toolchain, 1)]
+    assert [outcome.symbol for outcome in outcomes] == [text.symbol for text in texts]
+    assert all(outcome.passed for outcome in outcomes)
+    assert [bool(outcome.proof) for outcome in outcomes] == [False, True, False, False, False, False]
+    assert {outcome.twin for outcome in outcomes} == {"", texts[1].symbol}
+
+
+def test_a_twin_of_another_architecture_has_its_own_arithmetic(
+    host_toolchain: HostToolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (subject_of(text_of(dtype="f16", arch=arch).kernel) for arch in ("sm_80", "sm_90"))
+    assert all(check.passed for check in check_numbers(first, second, host_toolchain))
+    monkeypatch.setattr(proving, "require_order", lambda record, arch: require_order(record, 80))
+    assert not all(check.passed for check in check_numbers(first, second, host_toolchain))
 
 
 @pytest.mark.parametrize("fields", [{"stages": "3"}, {"layout": "nn"}, {"beta": "off"}])

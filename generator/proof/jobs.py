@@ -34,7 +34,7 @@ from generator.errors import HgemmError, ProofError
 from generator.isolated import NEUTRAL_FOLDER, command
 from generator.planner import plan_of
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
-from generator.proof.twins import twin_key
+from generator.proof.twins import TARGET, twin_key
 from generator.ptx.instructions import row_of
 from generator.ptx.parser import Location
 from generator.ptx.translate import PTX_FILE, source_lines
@@ -65,8 +65,8 @@ class ProofRequest:
     flags: tuple[str, ...] = ()
     level: str = HostToolchain.level
     linker: tuple[str, ...] = ()
-    twin: Mapping[str, Any] = field(default_factory=dict)
-    """A kernel that differs only in the type of its elements: its symbol, PTX, record and `mma_per_k_tile`."""
+    twins: Sequence[Mapping[str, Any]] = ()
+    """Kernels that differ only in numbers (see generator.proof.twins): the symbol, PTX, record and `mma_per_k_tile` of each."""
 
 
 def pack(text: bytes) -> str:
@@ -244,16 +244,20 @@ def check_here(request: ProofRequest) -> CheckOutcome:
     )
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
     subject = subject_in(request.symbol, request.ptx, request.record, request.mma_per_k_tile)
-    twin = subject_in(**request.twin) if request.twin else None
-    proved = prove(subject, host_toolchain, shapes, request.seed, twin)
+    twins = [subject_in(**one) for one in request.twins]
+    proved = prove(subject, host_toolchain, shapes, request.seed, twins)
     checks = tuple(asdict(check) for check in proved.checks)
     took = time.monotonic() - began
     outcome = CheckOutcome(request.symbol, checks, seconds=took, proof=proved.proof, sites=proved.sites)
-    if not twin or not outcome.passed:
+    if not outcome.passed:
         return outcome
-    numbers = tuple(asdict(check) for check in check_numbers(subject, twin, host_toolchain, request.seed))
-    second = CheckOutcome(twin.symbol, numbers, seconds=time.monotonic() - began - took, twin=subject.symbol)
-    return replace(outcome, second=asdict(second))
+    others = []
+    for twin in twins:
+        began = time.monotonic()
+        checks = check_numbers(subject, twin, host_toolchain, request.seed, subject.pair(twins))
+        numbers = tuple(map(asdict, checks))
+        others.append(CheckOutcome(twin.symbol, numbers, seconds=time.monotonic() - began, twin=subject.symbol))
+    return replace(outcome, twins=tuple(map(asdict, others)))
 
 
 # ==== Emitted kernels, which no library has ====
@@ -292,8 +296,8 @@ def prove_texts(
 ) -> Iterator[CheckOutcome]:
     """Compile emitted kernels to PTX, and prove them, in several processes. Yield the outcomes in order.
 
-    Kernels that differ only in name and architecture share one run. With `twins`, kernels that differ only in the type of their
-    elements share the cases that do not depend on it: the second one runs those of numbers.
+    Kernels that differ only in name and architecture share one run. With `twins`, kernels that differ only in numbers share the
+    cases that do not depend on them: all but the first one run those of numbers.
     """
     host_toolchain.executor()
     prove = partial(_prove_twins, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
@@ -335,12 +339,9 @@ def _compiled(text: Text, templates: Path) -> _Compiled:
     return _Compiled(ptx, _run_key(text, ptx), twin_key(text.symbol, ptx.decode(), text.record))
 
 
-_TARGET = re.compile(rb"^\.target .*$", re.MULTILINE)
-
-
 def _run_key(text: Text, ptx: bytes) -> str:
     """Return what a run depends on: the PTX but for its name and target, the launch, and the arithmetic of the architecture."""
-    body = _TARGET.sub(b"", ptx.replace(text.symbol.encode(), b""))
+    body = TARGET.sub("", ptx.decode().replace(text.symbol, "")).encode()
     sections = {name: dict(text.record[name], arch="") for name in ("spec", "traits")}
     number = int("".join(filter(str.isdigit, text.record["arch"])))
     rest = json.dumps([sections, text.record["launch"], number >= 90], sort_keys=True)  # as TensorCoreArithmetic
@@ -350,16 +351,15 @@ def _run_key(text: Text, ptx: bytes) -> str:
 def _prove_twins(
     kernels: Sequence[tuple[Text, bytes | str]], host_toolchain: HostToolchain, seed: int, timeout_s: float
 ) -> list[CheckOutcome]:
-    """Prove the first of several twins. If it passes, the second one runs the cases of numbers only. All others run all cases."""
+    """Prove the first of several twins. If it passes, the others run the cases of numbers only; if not, they run all cases."""
     prove = partial(_prove_text, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
     first, *others = kernels
-    outcome = prove(*first, twin=others[0] if others else None)
-    outcomes = [replace(outcome, second={})]
-    if outcome.second:
-        text, ptx = others.pop(0)
-        second = CheckOutcome(**{**outcome.second, "checks": tuple(outcome.second["checks"])})
-        outcomes.append(_located(second, text, ptx, host_toolchain))
-    return [*outcomes, *(prove(*other) for other in others)]
+    outcome = prove(*first, twins=others)
+    if not outcome.twins:
+        return [outcome, *(prove(*other) for other in others)]
+    found = [CheckOutcome(**{**one, "checks": tuple(one["checks"])}) for one in outcome.twins]
+    located = [_located(one, *other, host_toolchain) for one, other in zip(found, others, strict=True)]
+    return [replace(outcome, twins=()), *located]
 
 
 def _prove_text(
@@ -368,14 +368,13 @@ def _prove_text(
     host_toolchain: HostToolchain,
     seed: int,
     timeout_s: float,
-    twin: tuple[Text, bytes | str] | None = None,
+    twins: Sequence[tuple[Text, bytes | str]] = (),
 ) -> CheckOutcome:
     if isinstance(ptx, str):
         return CheckOutcome(text.symbol, error=ptx)
     request = request_of(host_toolchain, ptx, text.record, seed=seed)
-    if twin:
-        other = asdict(request_of(host_toolchain, twin[1], twin[0].record))
-        request = replace(request, twin={name: other[name] for name in _OF_KERNEL})
+    others = [asdict(request_of(host_toolchain, ptx, text.record)) for text, ptx in twins]
+    request = replace(request, twins=[{name: other[name] for name in _OF_KERNEL} for other in others])
     outcome, _ = workers(1, timeout_s).check(request)
     return _located(outcome, text, ptx, host_toolchain)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -283,6 +283,14 @@ class Subject:
     def stages(self) -> int:
         return int(self.record["spec"]["stages"])
 
+    @property
+    def dtype(self) -> str:
+        return str(self.record["spec"]["dtype_a"])
+
+    def pair(self, twins: Sequence[Subject]) -> Subject | None:
+        """Return the first twin whose elements have another type. It is built with this kernel."""
+        return next((twin for twin in twins if twin.dtype != self.dtype), None)
+
 
 @dataclass(frozen=True)
 class EmulatedCheck(Check):
@@ -306,9 +314,11 @@ def prove(
     host_toolchain: HostToolchain,
     shapes: tuple[Shape, ...] = (),
     seed: int = 0,
-    twin: Subject | None = None,
+    twins: Sequence[Subject] = (),
 ) -> ProofResult:
-    """Build and check a kernel, on its default cases or on `shapes`. A `twin` is built with it: see `check_numbers`.
+    """Build and check a kernel, on its default cases or on `shapes`.
+
+    Of its `twins`, its pair is built with it: see `check_numbers`.
 
     Raises: PtxError if its PTX has an instruction that is not supported, BuildError if the compiler rejects the translation,
         DeviceError if the executor rejects a launch.
@@ -317,7 +327,7 @@ def prove(
     traits = LaunchTraits.of(subject.record)
     require_launch(subject, traits)
     coverage = Coverage(traits, subject.mma_per_k_tile * _issuers(traits, subject.record["spec"]))
-    kernel = EmulatedKernel(traits, load(subject, host_toolchain, twin), (), coverage=coverage)
+    kernel = EmulatedKernel(traits, load(subject, host_toolchain, subject.pair(twins)), (), coverage=coverage)
     cases = cases_of(traits, shapes) if shapes else default_cases(traits, subject.stages)
     checks = list(_checks_of(kernel, cases, seed))
     if shapes or not all(check.passed for check in checks):
@@ -342,15 +352,19 @@ def prove(
 
 
 def check_numbers(
-    subject: Subject, twin: Subject, host_toolchain: HostToolchain, seed: int = 0
+    subject: Subject, twin: Subject, host_toolchain: HostToolchain, seed: int = 0, pair: Subject | None = None
 ) -> tuple[EmulatedCheck, ...]:
-    """Check the twin of a kernel that has passed, on the cases that depend on the type of the elements.
+    """Check the twin of a kernel that has passed, on the cases that depend on numbers. `pair` was built with the kernel.
 
     That is no proof by itself: see generator.proof.twins. Raises: as `prove`.
     """
     traits = LaunchTraits.of(twin.record)
     require_launch(twin, traits)
-    kernel = EmulatedKernel(traits, load(subject, host_toolchain, twin, run_twin=True), ())
+    if twin.dtype == subject.dtype:
+        executable = load(twin, host_toolchain, pair)
+    else:
+        executable = load(subject, host_toolchain, twin, run_twin=True)
+    kernel = EmulatedKernel(traits, executable, ())
     checks = list(_checks_of(kernel, number_cases(traits, twin.stages), seed))
     checks += [check for check, _ in _order_checks(kernel, twin.record, host_toolchain, seed, most=1)]
     return tuple(checks)
