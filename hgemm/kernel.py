@@ -445,7 +445,8 @@ class Launcher:
         bindings = driver()
         self._handle, self._context = self._function.handle, self._device.context
         self._current_context, self._launch_kernel = bindings.cuCtxGetCurrent, bindings.cuLaunchKernelEx
-        self._programmatic = traits.programmatic and not self._zeroed_bytes
+        # A launch that zeroes its counters by a memset must wait for the memset.
+        self._early = self._function.starts_early(self._grid) and not self._zeroed_bytes
         self._capture_status = bindings.cuStreamIsCapturing
 
     def launch(self, addresses: Addresses, stream: int) -> None:
@@ -455,14 +456,14 @@ class Launcher:
         try:
             slot = self._free.pop()  # no other thread uses it until it is put back
         except IndexError:
-            config = self._device.config(self.kernel.traits, self._grid, stream, self._zeroed_bytes > 0)
+            config = self._device.config(self.kernel.traits, self._grid, stream, self._early)
             slot = _Slot(self._packed, config, stream, bool(self._encoders))
         if slot.addresses != addresses:
             self._write(slot, addresses)
         if slot.stream != stream:
             slot.config.hStream = slot.handle = driver().CUstream(stream)
             slot.stream = stream
-        if self._programmatic:  # no graph captures stream 0, the legacy default stream
+        if self._early:  # no graph captures stream 0, the legacy default stream
             captured = stream and self._capture_status(slot.handle)[1]
             overlap = not captured or self._device.overlap_pays(slot.handle)
             if slot.overlap != overlap:
@@ -483,7 +484,7 @@ class Launcher:
             Operands are in the order a, b, c, d, bias, workspace; maps in that of OPERANDS. If `zero_counters` is set, the first
             `counter_bytes` of the workspace must be zeroed before each launch.
         """
-        config = self._device.config(self.kernel.traits, self._grid, 0, self._zeroed_bytes > 0)
+        config = self._device.config(self.kernel.traits, self._grid, 0, self._early)
         maps = map_descriptions(self.kernel.traits, self.problem) if self._encoders else ()
         return {
             "empty": False,

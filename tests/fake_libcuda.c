@@ -2,8 +2,8 @@
  * The kernel's name says layout and types; the first line of its image says `beta`, bias and activation, or `fused` or
  * `several`: the expressions of tests/test_epilogue_export.py, or `by_tanh`: an epilogue of cuBLASLt.
  *
- * FAKE_CAPABILITY (90) and FAKE_SMS (132) say what the device is; FAKE_LOG names a file that gets a line a call that matters;
- * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing; FAKE_NO_BINARY=1 loads PTX only.
+ * FAKE_CAPABILITY (90), FAKE_SMS (132) and FAKE_CTAS of each SM (2) say what the device is; FAKE_LOG names a file that gets a line a
+ * call that matters; FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing; FAKE_NO_BINARY=1 loads PTX only.
  * fake_capture(stream) begins the capture of a stream, fake_capture(NULL) ends it; fake_after(type) lets its next launch depend on a
  * foreign node, and fake_join() on one more; after fake_new_streams() the handles of streams
  * stand for other streams. */
@@ -117,7 +117,7 @@ int cuFuncSetAttribute(void *function, int attribute, int value) {
   return attribute != 8;
 }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int threads, size_t smem) {
-  *count = 2;
+  *count = number_of("FAKE_CTAS", 2);
   return function == NULL || threads < 32 || smem == 0;
 }
 int cuOccupancyMaxActiveClusters(int *count, void *function, Config const *config) {

@@ -423,6 +423,16 @@ def test_a_captured_launch_begins_early_only_after_a_kernel_of_the_handle(told: 
     assert all(told(text, FAKE_FAIL="cuStreamGetCaptureInfo_v3").programmatic), "as in a driver before CUDA 12.3"
 
 
+@pytest.mark.parametrize(("sms", "early"), [(40, 1), (41, 0), (63, 0), (64, 1)])
+def test_a_launch_begins_early_unless_it_would_be_spread_unevenly(
+    told: Callable[..., Told], sms: int, early: int
+) -> None:
+    """The launch has 32 CTAs, and each SM holds one."""
+    made = told("run", FAKE_SMS=str(sms), FAKE_CTAS="1")
+    (launch,) = (words for words in made.log if words[0] == "launch")
+    assert launch[3] == "32" and made.programmatic == [early]
+
+
 def test_a_capture_without_a_workspace_is_told_what_to_do(told: Callable[..., Told]) -> None:
     made = told("run stream=16 capture=16 run stream=32 capture=32 run capture=0 prepare capture=32 run")
     assert [status for status in made.statuses if status] == [CAPTURE]

@@ -334,7 +334,20 @@ def test_a_launch_may_begin_early_where_the_kernel_waits(driver: FakeDriver) -> 
     for made, attributes in ((record(), []), (early, ["PROGRAMMATIC_STREAM_SERIALIZATION"])):
         kernel = Kernel(made, b"cubin")
         attach(driver, kernel)
-        assert (call(kernel, driver) == 24).all() and driver.attributes == attributes
+        assert (call(kernel, driver, m=8) == 24).all() and driver.attributes == attributes
+
+
+@pytest.mark.parametrize(("m", "ctas", "early"), [(32, 2, True), (64, 4, False), (96, 6, True), (400, 26, True)])
+def test_a_launch_begins_early_unless_it_would_be_spread_unevenly(
+    driver: FakeDriver, m: int, ctas: int, early: bool
+) -> None:
+    """The device holds 6 CTAs. Two launches of 2 fit at once, and one of 6 leaves no place to the next."""
+    made = record()
+    made["launch"] = {**made["launch"], "programmatic": True}
+    kernel = Kernel(made, b"cubin")
+    attach(driver, kernel)
+    assert (call(kernel, driver, m=m) == 24).all() and driver.launches[0][0] == ctas
+    assert driver.attributes == ["PROGRAMMATIC_STREAM_SERIALIZATION"] * early
 
 
 @pytest.mark.parametrize("repeated", [False, True])

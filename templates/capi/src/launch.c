@@ -223,6 +223,12 @@ static uint32_t grid_of(hgemm_row const *row, hgemm_selected const *selected, ui
   return row->persistent && work > resident ? resident : work;
 }
 
+/* Returns whether a launch should start before the previous one has ended, if its kernel is programmatic. With more than half of
+ * the places, but not most of them, its CTAs would be spread unevenly over the GPCs. As Function.starts_early of device.py. */
+static int starts_early(uint64_t grid, uint64_t resident_ctas) {
+  return grid * 2 <= resident_ctas || grid * 5 >= resident_ctas * 4;
+}
+
 /* Returns whether the next launch on a stream should be programmatic, if its kernel is. Outside captures, the previous work is
  * unknown, and the answer is yes. In a CUDA graph, the launch must depend on one node only, a programmatic kernel of the handle.
  * After other nodes, the launch attribute costs time. */
@@ -257,9 +263,10 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
   uint64_t const counters = hgemm_counter_bytes(row, &request->query, shared_tiles(selected), selected->splits);
   size_t const counter_bytes = zeroed ? 0 : (size_t)counters;
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
-  hgemm_launch_config const config = {grid_of(row, selected, kernel->resident_ctas), 1, 1, row->threads, 1, 1,
-                                      row->smem_bytes, stream, &programmatic,
-                                      row->programmatic && counter_bytes == 0 && overlap_pays(handle, stream)};
+  uint32_t const grid = grid_of(row, selected, kernel->resident_ctas);
+  int const early = row->programmatic && counter_bytes == 0 && starts_early(grid, kernel->resident_ctas);
+  hgemm_launch_config const config = {
+      grid, 1, 1, row->threads, 1, 1, row->smem_bytes, stream, &programmatic, early && overlap_pays(handle, stream)};
   Parameter parameter;
   Maps maps;
   void *parameters[2] = {&parameter, &maps};
