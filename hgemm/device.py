@@ -145,8 +145,8 @@ class Function:
 
         The launch first takes the places that the previous one left. If both have the same grid, of more than half of the places,
         the CTAs of the second one are spread unevenly over the GPCs. Those of a GPC share its bandwidth, so they are slower.
-        Source: benchmarks/data/overlap_h100.json. Launches that start early take 0.93 times as long with a grid of up to 1/2, 1.10 times
-        from 1/2 to 4/5 (up to 1.37), and 0.98 times above.
+        Source: benchmarks/data/overlap_h100.json. Launches that start early take 0.93 times as long with a grid of up to 1/2, 1.10
+        times from 1/2 to 4/5 (up to 1.37), and 0.98 times above.
         """
         uneven = self.resident_ctas < 2 * grid_x and 5 * grid_x < 4 * self.resident_ctas
         return self.traits.programmatic and not uneven
