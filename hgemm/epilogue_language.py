@@ -17,7 +17,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -397,9 +398,21 @@ def trace(function: Callable[..., Any]) -> Epilogue:
         traced = expression_of(function(*values))
         if any(value.op == "up" for value in values) and not traced.gated:
             raise EpilogueError("the result does not depend on up, the second accumulator")
-        return traced
     except (Exception, SystemExit) as error:  # whatever the user's function raises, the message names its line
         raise EpilogueError(f"{code.co_filename}:{_raised_at(error, function)}: {_reason(error, function)}") from error
+    for name in _unused(values, traced):
+        _warn_unused(f"{code.co_filename}:{_line_of(function, name)}", name)
+    return traced
+
+
+def _unused(values: Iterable[Any], found: Epilogue) -> list[str]:
+    """Return the names of inputs that an expression does not have."""
+    used = {one.name for one in found.inputs}
+    return [one.given.name for one in values if isinstance(one, Value) and one.given and one.given.name not in used]
+
+
+def _warn_unused(where: str, name: str) -> None:
+    warnings.warn(f"{where}: the result does not depend on {name}, so calls cannot pass {name}", stacklevel=3)
 
 
 def _reason(error: BaseException, function: Callable[..., Any]) -> str:
@@ -559,6 +572,8 @@ class _Text:
             raise EpilogueError(
                 f"`{lone[0]}` is an accumulator of a gated pair: use both {PAIR[0]} and {PAIR[1]}, or acc"
             )
+        for name in _unused(self.names.values(), found):
+            _warn_unused(f"epilogue {text!a:.80}", name)
         return found
 
     def _declare(self, name: str, found: InputType) -> None:

@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -204,6 +205,22 @@ def test_an_error_names_the_line_of_the_function(function, line: int, message: s
     where_, _, reason = str(caught.value).partition(": ")
     assert where_ == f"{Path(__file__)}:{function.__code__.co_firstlineno + line}"
     assert message in reason
+
+
+def with_unused_inputs(
+    acc,
+    bias: Row,
+    scale: Scalar,
+):
+    return acc + bias
+
+
+def test_an_input_that_the_result_does_not_use_is_named() -> None:
+    line = with_unused_inputs.__code__.co_firstlineno + 3
+    with pytest.warns(UserWarning, match=f"{re.escape(__file__)}:{line}: the result does not depend on scale,"):
+        assert trace(with_unused_inputs) == epilogue_of("bias: Row; acc + bias")
+    with pytest.warns(UserWarning, match="epilogue 's: Scalar; relu.*: the result does not depend on s,"):
+        assert epilogue_of("s: Scalar; relu(acc)") == epilogue_of("relu(acc)")
 
 
 def test_a_file_names_a_function(tmp_path: Path) -> None:

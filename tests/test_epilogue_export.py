@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import measured
 import pytest
+from conftest import call
 from exports import (
     ANY_WORKSPACE,
     TESTS,
@@ -171,6 +173,26 @@ def test_c_selects_what_python_selects(c: ctypes.CDLL, library: Library, ld: int
     query = SelectionQuery.of(kind(), given, ANY_WORKSPACE, FUSED)
     python = Selector(open_library(library.folder).table, Target((8, 0), 108, 166912)).choose(query)
     assert chosen(c, given, kind()) == (0, python.symbol)
+
+
+@pytest.mark.parametrize(("epilogue", "n", "align_d"), [(GATED, 304, 8), (GATED, 300, 2), (FUSED, 304, 8)])
+def test_hgemm_select_takes_an_expression(library: Library, epilogue: Epilogue, n: int, align_d: int) -> None:
+    """D of a gated pair has half as many columns as B."""
+    words = ["select", "--library", library.folder, "--arch", "80", "--m", 200, "--n", n, "--k", 64]
+    done = call("hgemm", *words, "--epilogue", str(epilogue), "--json")
+    query = SelectionQuery(kind(epilogue.hash), 200, n, 64, align_d=align_d, workspace_bytes=ANY_WORKSPACE)
+    best = Selector(open_library(library.folder).table, A100).find(query)
+    if best:
+        assert json.loads(done.stdout)["symbol"] == best.symbol
+    else:
+        assert done.returncode == 1 and "A, B and D have 8, 8 and 2 elements" in done.stderr
+
+
+def test_hgemm_select_rejects_what_an_expression_does_not_have(library: Library) -> None:
+    words = ["select", "--library", library.folder, "--arch", "80", "--m", 200, "--n", 304, "--k", 64]
+    for more, message in ((["--beta"], "has no beta"), (["--bias", "row"], "excludes --bias and --activation")):
+        done = call("hgemm", *words, "--epilogue", str(GATED), *more)
+        assert done.returncode == 2 and message in done.stderr
 
 
 def test_measurements_of_an_expression_decide_in_c_as_in_python(library: Library, tmp_path: Path) -> None:

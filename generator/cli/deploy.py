@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from generator import epilogue
 from generator.arch import parse_arch, parse_arch_list
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
@@ -39,6 +40,7 @@ from hgemm.device import open_device
 from hgemm.disk import disk_errors
 from hgemm.dispatch_table import DispatchTable
 from hgemm.dtypes import OUTPUTS
+from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, deprecated
 from hgemm.growth import locked
 from hgemm.library import open_library
@@ -70,11 +72,15 @@ Estimates are clocks of an SM, by the cost model of `hgemm explain --m`.
 With --invariant, the bits of a row of D do not depend on m or the batch. All m have one accumulation order, which the line below
 the table names.
 
+With --epilogue, the variants of an expression are candidates. Its matrices are assumed dense. For a gated pair, n counts the
+columns of B.
+
 \b
 Examples:
   hgemm select --arch 90 --m 4096 --layout tt
   hgemm select --arch 89 --m 1 --n 4096 --k 4096 --all
   hgemm select --arch 90 --m 1 --n 4096 --k 4096 --invariant
+  hgemm select --arch 90 --m 512 --n 28672 --k 4096 --epilogue "silu(gate) * up"
 """
 
 
@@ -87,6 +93,13 @@ Examples:
 )
 @click.option("--batch", type=SIZE, default=1, show_default=True, metavar="N", help="Number of products.")
 @kind_options
+@click.option(
+    "--epilogue",
+    "epilogue_text",
+    default="",
+    metavar="EPILOGUE",
+    help="Select a variant of this epilogue: a formula or FILE.py:FUNCTION, as for `generate`.",
+)
 @click.option("--beta", is_flag=True, help="Add beta * C. Requires a variant with --beta on.")
 @click.option("--align", type=click.Choice(_ALIGNS), help="Alignment of all operands, in elements. Default: dense.")
 @click.option("--workspace", type=click.IntRange(0), metavar="BYTES", help="Largest workspace. Default: no limit.")
@@ -102,6 +115,7 @@ def select_command(
     n: int | None,
     k: int | None,
     batch: int,
+    epilogue_text: str,
     beta: bool,
     align: str | None,
     workspace: int | None,
@@ -111,13 +125,21 @@ def select_command(
     sms: int | None,
     show_all: bool,
     as_json: bool,
-    **kind: str,
+    **words: str,
 ) -> None:
     n, k = n or m, m if k is None else k
     if sms and not arch:
         raise RequestError("--sms needs --arch: without --arch, this machine's GPU is used")
     workspace_bytes = ANY_WORKSPACE if workspace is None else workspace
-    query = DenseProblem(m, n, k, batch, beta, int(align) if align else None, workspace_bytes).query(kind_from(**kind))
+    kind, expression = kind_from(**words), None
+    if epilogue_text:
+        from hgemm.epilogue_language import as_epilogue  # imports `ast` and `inspect`
+
+        if (kind.bias, kind.activation) != ("none", "none"):
+            raise RequestError("--epilogue excludes --bias and --activation: write them in the epilogue")
+        expression = as_epilogue(epilogue.resolved(epilogue_text, Path()))
+        kind = replace(kind, epilogue=expression.hash if expression else NONE)
+    query = DenseProblem(m, n, k, batch, beta, int(align) if align else None, workspace_bytes).query(kind, expression)
     query = replace(query, batch_invariant=invariant, cublas_order=cublas_order)
     target = Target.typical(parse_arch(arch, "--arch"), sms or 0) if arch else _this_machine()
     selector = open_library(library).selector(target)

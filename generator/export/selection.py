@@ -19,6 +19,7 @@ from generator.sweep import sweep
 from generator.tables import counted
 from hgemm.dispatch_table import COMPATIBLE, EXACT, DispatchTable
 from hgemm.dtypes import DTYPES, stored_dtype
+from hgemm.epilogue import Epilogue, columns_of_d
 from hgemm.errors import RequestError
 from hgemm.growth import size_of_tile
 from hgemm.model.calibrated import calibration
@@ -47,15 +48,22 @@ class DenseProblem:
     align: int | None = None
     workspace_bytes: int = ANY_WORKSPACE
 
-    def query(self, kind: Kind) -> SelectionQuery:
-        """Return the query that an exported library or `hgemm.open` makes for this problem."""
+    def query(self, kind: Kind, epilogue: Epilogue | None = None) -> SelectionQuery:
+        """Return the query that an exported library or `hgemm.open` makes for this problem.
+
+        Raises: RequestError if C is added, but the epilogue has no beta.
+        """
+        if epilogue and self.beta and not epilogue.takes("beta"):
+            raise RequestError(f"--beta adds beta * C, but the epilogue has no beta: {epilogue.formula}")
+        columns = columns_of_d(epilogue, self.n)
         strides = {
             "batch_stride_a": self.m * self.k,
             "batch_stride_b": self.n * self.k,
-            "batch_stride_c": self.m * self.n,
+            "batch_stride_c": self.m * columns,
         }
-        problem = Problem(self.m, self.n, self.k, self.batch, **strides, beta=float(self.beta))
-        query = SelectionQuery.of(kind, with_dense_strides(problem, kind), self.workspace_bytes)
+        leading = {"ldc": columns, "ldd": columns}
+        problem = Problem(self.m, self.n, self.k, self.batch, **leading, **strides, beta=float(self.beta))
+        query = SelectionQuery.of(kind, with_dense_strides(problem, kind), self.workspace_bytes, epilogue)
         if self.align is None:
             return query
         return replace(query, align_a=self.align, align_b=self.align, align_d=self.align)
