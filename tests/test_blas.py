@@ -107,6 +107,16 @@ def test_the_log_tells_each_problem_once_and_sums_up(blas: Path) -> None:
     assert found and int(found[1]) > 10 and int(found[2]) > 10, summary
 
 
+@pytest.mark.parametrize("trial", ["statuses", "lt_statuses"])
+def test_the_log_tells_why_a_call_failed(blas: Path, trial: str) -> None:
+    lines = tried(blas, trial, HGEMM_BLAS_LOG="1").stderr.splitlines()
+    failed = [line for line in lines if "CUBLAS_STATUS_INVALID_VALUE" in line]
+    assert len(set(failed)) == len(failed) > 5 and re.search(r"; \d+ calls failed$", lines[-1])
+    assert not [line for line in failed if not re.search(r": CUBLAS_STATUS_INVALID_VALUE, \w.* \w", line)]
+    if trial == "statuses":
+        assert any(line.endswith("lda is less than the rows of A") and "NN m 4 n 5 k 6" in line for line in failed)
+
+
 def test_a_program_without_calls_has_no_log(blas: Path) -> None:
     library = blas / "c" / "lib" / "libhgemm_blas.so"
     done = run(blas, sys.executable, "-c", "print(1)", LD_PRELOAD=str(library), HGEMM_BLAS_LOG="1")

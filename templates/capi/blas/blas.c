@@ -318,13 +318,24 @@ static int legal_algorithm(int algorithm) {
 
 static int legal_leading(int64_t leading, int64_t rows) { return leading >= (rows > 1 ? rows : 1); }
 
-/* Tells whether all arguments are legal, apart from their combination. */
-static int legal(hgemm_blas_product const *p) {
-  return legal_operation(p->transa) && legal_operation(p->transb) && p->m >= 0 && p->n >= 0 && p->k >= 0 && p->batch >= 0 &&
-         legal_leading(p->lda, p->transa == BLAS_OP_N ? p->m : p->k) &&
-         legal_leading(p->ldb, p->transb == BLAS_OP_N ? p->k : p->n) && legal_leading(p->ldc, p->m) && p->alpha != NULL &&
-         p->beta != NULL && legal_type(p->type_a) && legal_type(p->type_b) && legal_type(p->type_c) &&
-         legal_compute(p->compute) && legal_algorithm(p->algorithm);
+int hgemm_blas_invalid(char const *why) {
+  hgemm_fail(HGEMM_OK, "%s", why);
+  return BLAS_INVALID_VALUE;
+}
+
+/* Returns BLAS_SUCCESS if all arguments are legal, apart from their combination. */
+static int check(hgemm_blas_product const *p) {
+  if (!legal_operation(p->transa) || !legal_operation(p->transb)) return hgemm_blas_invalid("transa or transb is unknown");
+  if (p->m < 0 || p->n < 0 || p->k < 0 || p->batch < 0) return hgemm_blas_invalid("a size is negative");
+  if (!legal_leading(p->lda, p->transa == BLAS_OP_N ? p->m : p->k)) return hgemm_blas_invalid("lda is less than the rows of A");
+  if (!legal_leading(p->ldb, p->transb == BLAS_OP_N ? p->k : p->n)) return hgemm_blas_invalid("ldb is less than the rows of B");
+  if (!legal_leading(p->ldc, p->m)) return hgemm_blas_invalid("ldc is less than the rows of C");
+  if (p->alpha == NULL || p->beta == NULL) return hgemm_blas_invalid("alpha or beta is null");
+  if (!legal_type(p->type_a) || !legal_type(p->type_b) || !legal_type(p->type_c)) {
+    return hgemm_blas_invalid("a data type is unknown");
+  }
+  if (!legal_compute(p->compute)) return hgemm_blas_invalid("the compute type is unknown");
+  return legal_algorithm(p->algorithm) ? BLAS_SUCCESS : hgemm_blas_invalid("the algorithm is unknown");
 }
 
 int hgemm_blas_types_of(hgemm_blas_product const *p, int math_mode, hgemm_blas_types *types) {
@@ -528,7 +539,7 @@ static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const 
   void **pointers;
   int status = BLAS_FORWARD;
   if (hgemm_blas_real("cublasGemmBatchedEx") != NULL) return BLAS_FORWARD;
-  if (p->a == NULL || p->b == NULL || p->c == NULL) return BLAS_INVALID_VALUE;
+  if (p->a == NULL || p->b == NULL || p->c == NULL) return hgemm_blas_invalid("an array of pointers is null");
   if (is_captured(handle)) return compute_captured(handle, p, types, alpha, beta);
   if ((pointers = malloc(3 * bytes)) == NULL) return BLAS_ALLOC_FAILED;
   if (read_device(handle, pointers, p->a, bytes) && read_device(handle, pointers + count, p->b, bytes) &&
@@ -539,18 +550,27 @@ static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const 
   return status;
 }
 
-int hgemm_blas_multiply(hgemm_blas_handle *handle, hgemm_blas_product const *p) {
+static int multiply(hgemm_blas_handle *handle, hgemm_blas_product const *p) {
   hgemm_blas_types types;
   float alpha, beta;
-  if (!legal(p)) return BLAS_INVALID_VALUE;
+  int const status = check(p);
+  if (status != BLAS_SUCCESS) return status;
   if (p->m == 0 || p->n == 0 || p->batch == 0) return BLAS_SUCCESS;
   if (handle->device == NULL || !hgemm_blas_types_of(p, handle->math_mode, &types)) return BLAS_FORWARD;
   if (handle->pointer_mode == BLAS_POINTER_DEVICE && hgemm_blas_real("cublasGemmEx") != NULL) return BLAS_FORWARD; /* no wait */
   if (types.fast && hgemm_blas_is_small(p) && hgemm_blas_real("cublasGemmEx") != NULL) return BLAS_FORWARD;
   if (!hgemm_blas_scalars(handle, p, types.half_scale, &alpha, &beta)) return BLAS_FORWARD;
-  if (beta != 0.0f && p->c == NULL) return BLAS_INVALID_VALUE;
+  if (beta != 0.0f && p->c == NULL) return hgemm_blas_invalid("C is null");
   if (p->form == BLAS_POINTERS) return compute_pointers(handle, p, types, alpha, beta);
   return hgemm_blas_compute(handle, p, types, alpha, beta);
+}
+
+int hgemm_blas_multiply(hgemm_blas_handle *handle, hgemm_blas_product const *p) {
+  int status;
+  if (hgemm_blas_logs()) hgemm_fail(HGEMM_OK, "%s", "");
+  status = multiply(handle, p);
+  if (status != BLAS_SUCCESS && status != BLAS_FORWARD && hgemm_blas_logs()) hgemm_blas_log_failed(p, status);
+  return status;
 }
 
 #define STRING_(x) #x

@@ -160,6 +160,9 @@ int hgemm_blas_add_epilogue(hgemm_problem *problem, hgemm_blas_epilogue const *e
 /* Returns the status of cuBLAS, or BLAS_FORWARD if the problem is legal in cuBLAS, but not here. */
 int hgemm_blas_status(hgemm_status status);
 
+/* Notes why the arguments of a call are invalid, for the log. Returns BLAS_INVALID_VALUE. */
+int hgemm_blas_invalid(char const *why);
+
 /* Tells whether the kernels without tensor instructions compute a problem. */
 int hgemm_blas_simt_serves(hgemm_blas_product const *product);
 
@@ -187,6 +190,9 @@ int hgemm_blas_logs(void);
 
 /* Counts a product, and prints it if it is new. `server` is one of BLAS_BY_, `kernel` a name or null. */
 void hgemm_blas_log(hgemm_blas_product const *product, int server, char const *kernel);
+
+/* Counts a call that failed, and prints it once, with the reason that hgemm_last_message() gives. */
+void hgemm_blas_log_failed(hgemm_blas_product const *product, int status);
 
 /* Prints once that a function without an own implementation was called. */
 void hgemm_blas_log_forwarded(char const *function, uint32_t index, int found);

@@ -1,4 +1,5 @@
-/* The log of HGEMM_BLAS_LOG=1: each problem once, with the kernel or library that served it, and a summary at the exit. */
+/* The log of HGEMM_BLAS_LOG=1: each problem once, with the kernel or library that served it or with the reason why the call failed,
+ * and a summary at the exit. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@ static pthread_once_t asked = PTHREAD_ONCE_INIT;
 static int enabled;
 static pthread_mutex_t printing = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t printed[MAX_PRINTED]; /* hashes; 0 is an empty slot */
-static unsigned long long counts[SERVERS], forwarded;
+static unsigned long long counts[SERVERS], forwarded, failed;
 
 static void ask(void) {
   char const *const value = getenv("HGEMM_BLAS_LOG");
@@ -52,25 +53,38 @@ static char const *epilogue_name(hgemm_blas_epilogue const *epilogue, char name[
   return name;
 }
 
-void hgemm_blas_log(hgemm_blas_product const *p, int server, char const *kernel) {
-  static char const *const servers[SERVERS] = {"hgemm", "hgemm without tensor cores", "cuBLAS", "nobody"};
-  static char const operations[] = "NTC";
+static char operation_name(int operation) { return operation >= BLAS_OP_N && operation <= BLAS_OP_C ? "NTC"[operation] : '?'; }
+
+/* Prints a product, unless it was printed with the same outcome. The mutex is locked. */
+static void print_once(hgemm_blas_product const *p, uint64_t outcome, char const *text, char const *detail) {
   uint64_t const numbers[] = {(uint64_t)p->m,   (uint64_t)p->n,   (uint64_t)p->k,   (uint64_t)p->batch, (uint64_t)p->lda,
                               (uint64_t)p->ldb, (uint64_t)p->ldc, (uint64_t)p->transa << 8 | (uint64_t)p->transb,
                               (uint64_t)p->type_a << 16 | (uint64_t)p->type_b << 8 | (uint64_t)p->type_c,
-                              (uint64_t)p->compute << 8 | (uint64_t)server, (uint64_t)(uintptr_t)p->function,
+                              (uint64_t)p->compute << 8 | outcome, (uint64_t)(uintptr_t)p->function,
                               p->epilogue != NULL ? (uint64_t)p->epilogue->value : 0};
   uint64_t hash = 1;
   char name[32];
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; ++i) hash = mixed(hash, numbers[i]);
+  if (!is_new(hash)) return;
+  fprintf(stderr, "hgemm_blas: %s %c%c m %lld n %lld k %lld batch %lld ld %lld %lld %lld %s %s %s compute %d%s: %s%s%s\n",
+          p->function, operation_name(p->transa), operation_name(p->transb), (long long)p->m, (long long)p->n, (long long)p->k,
+          (long long)p->batch, (long long)p->lda, (long long)p->ldb, (long long)p->ldc, type_name(p->type_a),
+          type_name(p->type_b), type_name(p->type_c), p->compute, epilogue_name(p->epilogue, name), text,
+          detail != NULL && *detail != '\0' ? ", " : "", detail != NULL ? detail : "");
+}
+
+void hgemm_blas_log(hgemm_blas_product const *p, int server, char const *kernel) {
+  static char const *const servers[SERVERS] = {"hgemm", "hgemm without tensor cores", "cuBLAS", "nobody"};
   pthread_mutex_lock(&printing);
   ++counts[server];
-  if (is_new(hash)) {
-    fprintf(stderr, "hgemm_blas: %s %c%c m %lld n %lld k %lld batch %lld ld %lld %lld %lld %s %s %s compute %d%s: %s%s%s\n",
-            p->function, operations[p->transa], operations[p->transb], (long long)p->m, (long long)p->n, (long long)p->k,
-            (long long)p->batch, (long long)p->lda, (long long)p->ldb, (long long)p->ldc, type_name(p->type_a),
-            type_name(p->type_b), type_name(p->type_c), p->compute, epilogue_name(p->epilogue, name), servers[server], kernel ? ", " : "", kernel ? kernel : "");
-  }
+  print_once(p, (uint64_t)server, servers[server], kernel);
+  pthread_mutex_unlock(&printing);
+}
+
+void hgemm_blas_log_failed(hgemm_blas_product const *p, int status) {
+  pthread_mutex_lock(&printing);
+  ++failed;
+  print_once(p, (uint64_t)(SERVERS + status), cublasGetStatusName(status), hgemm_last_message());
   pthread_mutex_unlock(&printing);
 }
 
@@ -82,11 +96,13 @@ void hgemm_blas_log_forwarded(char const *function, uint32_t index, int found) {
 }
 
 __attribute__((destructor)) static void summarize(void) {
-  unsigned long long all = forwarded;
+  unsigned long long all = forwarded + failed;
   for (int i = 0; i < SERVERS; ++i) all += counts[i];
   if (all == 0 || !hgemm_blas_logs()) return; /* LD_PRELOAD also loads this library into programs that never call it */
   fprintf(stderr,
           "hgemm_blas: %llu products served on tensor cores, %llu without, %llu by cuBLAS, %llu refused; %llu calls of other "
-          "functions\n",
+          "functions",
           counts[BLAS_BY_HGEMM], counts[BLAS_BY_SIMT], counts[BLAS_BY_CUBLAS], counts[BLAS_BY_NONE], forwarded);
+  if (failed > 0) fprintf(stderr, "; %llu calls failed", failed);
+  fprintf(stderr, "\n");
 }

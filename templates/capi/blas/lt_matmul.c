@@ -108,11 +108,17 @@ static int check(Call const *call) {
   hgemm_lt_layout const *const a = &call->a, *const b = &call->b, *const c = &call->c, *const d = &call->d;
   uint64_t const m = o->transa == BLAS_OP_N ? a->rows : a->columns, k = o->transa == BLAS_OP_N ? a->columns : a->rows;
   uint64_t const n = o->transb == BLAS_OP_N ? b->columns : b->rows, depth = o->transb == BLAS_OP_N ? b->rows : b->columns;
-  if (!is_legal_operation(o->transa) || !is_legal_operation(o->transb)) return BLAS_INVALID_VALUE;
+  if (!is_legal_operation(o->transa) || !is_legal_operation(o->transb)) return hgemm_blas_invalid("transa or transb is unknown");
   if (!is_plain(a) || !is_plain(b) || !is_plain(c) || !is_plain(d)) return BLAS_FORWARD;
-  if (m != d->rows || n != d->columns || k != depth || c->rows != m || c->columns != n) return BLAS_INVALID_VALUE;
-  if (!has_legal_ld(a) || !has_legal_ld(b) || !has_legal_ld(c) || !has_legal_ld(d)) return BLAS_INVALID_VALUE;
-  if (d->batch < 1 || a->batch != d->batch || b->batch != d->batch || c->batch != d->batch) return BLAS_INVALID_VALUE;
+  if (m != d->rows || n != d->columns || k != depth || c->rows != m || c->columns != n) {
+    return hgemm_blas_invalid("the rows and columns of the layouts do not fit together");
+  }
+  if (!has_legal_ld(a) || !has_legal_ld(b) || !has_legal_ld(c) || !has_legal_ld(d)) {
+    return hgemm_blas_invalid("a leading dimension is less than the rows");
+  }
+  if (d->batch < 1 || a->batch != d->batch || b->batch != d->batch || c->batch != d->batch) {
+    return hgemm_blas_invalid("the batches of the layouts differ");
+  }
   if (o->transc != BLAS_OP_N || o->fill != LT_FILL_FULL || !is_served_epilogue(o->epilogue)) return BLAS_FORWARD;
   if (o->scale_a || o->scale_b || o->scale_c || o->scale_d || o->amax || o->d_out_scale || o->emulation) return BLAS_FORWARD;
   if (o->mode_a || o->mode_b || o->mode_c || o->mode_d || o->mode_d_out) return BLAS_FORWARD;
@@ -162,15 +168,17 @@ static int multiply(hgemm_blas_handle *handle, Call const *call, hgemm_blas_prod
   float alpha, beta;
   int const status = check(call), empty = product->m == 0 || product->n == 0;
   if (status != BLAS_SUCCESS && status != BLAS_FORWARD) return status;
-  if (!empty && (product->c == NULL || (product->k > 0 && (product->a == NULL || product->b == NULL)))) return BLAS_INVALID_VALUE;
+  if (!empty && (product->c == NULL || (product->k > 0 && (product->a == NULL || product->b == NULL)))) {
+    return hgemm_blas_invalid("A, B or D is null");
+  }
   if (status == BLAS_FORWARD || empty) return status;
-  if ((epilogue->value & LT_EPILOGUE_BIAS) && epilogue->bias == NULL) return BLAS_INVALID_VALUE;
+  if ((epilogue->value & LT_EPILOGUE_BIAS) && epilogue->bias == NULL) return hgemm_blas_invalid("the bias is null");
   if (handle->device == NULL || !types_of(product, call, &types)) return BLAS_FORWARD;
   if (call->operation.pointer_mode == BLAS_POINTER_DEVICE && hgemm_lt_real(LT_MATMUL) != NULL) return BLAS_FORWARD; /* no wait */
   if (types.fast && hgemm_blas_is_small(product) && hgemm_lt_real(LT_MATMUL) != NULL) return BLAS_FORWARD;
   view = view_of(handle, call, workspace, workspace_bytes, stream);
   if (!hgemm_blas_scalars(&view, product, types.half_scale, &alpha, &beta)) return BLAS_FORWARD;
-  if (beta != 0.0f && epilogue->c == NULL) return BLAS_INVALID_VALUE;
+  if (beta != 0.0f && epilogue->c == NULL) return hgemm_blas_invalid("C is null");
   return hgemm_blas_compute(&view, product, types, alpha, beta);
 }
 
@@ -206,7 +214,9 @@ HGEMM_BLAS_API int cublasLtMatmul(void *handle, void const *operation, void cons
     product = product_of("cublasLtMatmul", &call, &epilogue);
     product.alpha = alpha, product.beta = beta, product.a = a, product.b = b, product.c = d, epilogue.c = c;
     if (own != NULL && (algorithm == NULL || ours_chosen)) {
+      if (hgemm_blas_logs()) hgemm_fail(HGEMM_OK, "%s", "");
       status = multiply(own, &call, &product, &epilogue, workspace, workspace_bytes, stream);
+      if (status != BLAS_SUCCESS && status != BLAS_FORWARD && hgemm_blas_logs()) hgemm_blas_log_failed(&product, status);
     }
   }
   if (status != BLAS_FORWARD) return status;

@@ -78,7 +78,7 @@ int hgemm_blas_simt(hgemm_blas_handle *handle, hgemm_problem const *p, int form)
   int status = BLAS_SUCCESS, pushed, mode = HGEMM_CU_CAPTURE_RELAXED;
   while (type < TYPE_COUNT && (TYPES[type].dtype != p->dtype_a || TYPES[type].dtype_d != p->dtype_d)) ++type;
   if (type == TYPE_COUNT || p->m > most || p->n > most || p->k > most || p->batch > most) return BLAS_FORWARD;
-  if ((p->k > 0 && (p->a == NULL || p->b == NULL)) || p->d == NULL) return BLAS_INVALID_VALUE;
+  if ((p->k > 0 && (p->a == NULL || p->b == NULL)) || p->d == NULL) return hgemm_blas_invalid("A, B or C is null");
   index = type * LAYOUT_COUNT + (uint32_t)p->layout;
   if (hgemm_enter(device->handle, &pushed) != HGEMM_OK) return BLAS_EXECUTION_FAILED;
   if (atomic_load_explicit(&device->simt[0], memory_order_acquire) == NULL) {
