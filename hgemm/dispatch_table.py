@@ -29,7 +29,7 @@ from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, LaunchOptions, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
-FORMAT = 13
+FORMAT = 14
 EXACT, COMPATIBLE, PTX = range(3)
 """How code runs on a device, the best first: a cubin for this device, a compatible cubin, or PTX."""
 
@@ -170,6 +170,10 @@ class SurveyPoint:
     @cached_property
     def point(self) -> Point:
         return point(*self.extents)
+
+    def straddles(self, kind: Kind) -> bool:
+        """Return whether rows of dense operands do not start at L2 sectors."""
+        return SelectionQuery.dense(kind, self.extents).straddling > 0
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
-"""Problems on a logarithmic grid: their distance, the corrections that measurements nearby suggest, and regions.
+"""Problems on a logarithmic grid: their distance, and the corrections of estimates that measurements nearby suggest.
 
-A problem is a point (m, n, k, batch) in sixteenths of an octave. All coordinates are whole numbers. The exported C library
-computes regions in the same way (templates/capi/src/select.c).
+A problem is a point (m, n, k, batch) in sixteenths of an octave. All numbers are integers, so that the exported C library corrects
+estimates in the same way (templates/capi/src/select.c).
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 Point = tuple[int, int, int, int]
 """Coordinates of m, n, k and batch. Units: sixteenths of an octave."""
@@ -54,96 +56,57 @@ def distance(one: Point, other: Point) -> int:
 
 # ==== Corrections of estimated times by measurements nearby ====
 
-DECAY_DISTANCE = 3 << STEP_BITS - 1
-"""A measurement at this distance has the weight exp(-1). Source: cross-validation, benchmarks/selection.py."""
-ESTIMATE_WEIGHT = 0.6
-"""The weight of the uncorrected estimate. A measurement at distance 0 has 1. Source: cross-validation, as above."""
 FACTOR_ONE = 1 << 12
 """Correction factors are fixed-point numbers. This is 1.0."""
-MIN_FACTOR, MAX_FACTOR = FACTOR_ONE >> 3, FACTOR_ONE << 3
+MIN_RATIO, MAX_RATIO = FACTOR_ONE >> 3, FACTOR_ONE << 3
+CORRECTED_LIMIT = 2**46
+"""Estimates are capped here before they are multiplied by a factor. Products then stay below 2^63. Units: clocks."""
+NEAREST = 32
+"""Measured problems that correct an estimate, at most."""
+WEIGHT_ONE = 1 << 10
+"""The weight of a measurement at distance 0."""
+DECAY_DISTANCE = 3 << STEP_BITS - 1
+"""A measurement at this distance has the weight exp(-1). Source: cross-validation, benchmarks/selection.py."""
+WEIGHTS = tuple(
+    itertools.takewhile(bool, (round(WEIGHT_ONE * math.exp(-apart / DECAY_DISTANCE)) for apart in itertools.count()))
+)
+"""The weights of measurements by their distance. Those farther away have none."""
+ESTIMATE_WEIGHTS = tuple(round(WEIGHT_ONE * weight) for weight in (0.6, 0.6, 4.0))
+"""The weight of the uncorrected estimate, by the calibration of a variant: none, of its family, of its own. Errors that calibrated
+estimates still have differ from problem to problem, so one measurement says little of another. Source: cross-validation."""
 
 Name = TypeVar("Name")
 """What names a variant: its row in a dispatch table, or its symbol."""
+Ratios = Mapping[Name, int]
+"""Measured over estimated times of a problem's variants. Units: FACTOR_ONE is 1.0."""
 
 
-class Corrections(Generic[Name]):
-    """Correction factors of estimated times, interpolated from measured problems.
+def nearest(at: Point, problems: Iterable[tuple[Point, Ratios[Name]]]) -> list[tuple[int, Ratios[Name]]]:
+    """Return the NEAREST problems that are near enough to have a weight, with their distances. On a tie the first ones count."""
+    found = ((distance(at, other), ratios) for other, ratios in problems)
+    return heapq.nsmallest(NEAREST, (one for one in found if one[0] < len(WEIGHTS)), key=lambda one: one[0])
 
-    `ratios` holds, for each of `points`, the measured over the estimated time of each variant. The median of each point is
-    divided out: only the order of variants matters.
+
+def correction(near: Iterable[tuple[int, Ratios[Name]]], name: Name, estimate_weight: int) -> int | None:
+    """Return the factor that corrects the estimate of a variant, or None if it was measured on no problem nearby.
+
+    It is the weighted mean of the variant's ratios and of 1. Units: FACTOR_ONE is 1.0.
     """
-
-    def __init__(self, points: Sequence[Point], ratios: Sequence[Mapping[Name, float]]) -> None:
-        self._points = points
-        self._logs = [centered_logs(of_point) for of_point in ratios]
-
-    def factors(self, at: Point) -> dict[Name, int]:
-        """Return the factor of each measured variant at a point. Units: FACTOR_ONE is 1.0.
-
-        A measurement's weight falls with its distance. Far from all measurements a factor is nearly FACTOR_ONE.
-        """
-        totals: dict[Name, list[float]] = {}
-        for other, logs in zip(self._points, self._logs, strict=True):
-            weight = math.exp(-distance(at, other) / DECAY_DISTANCE)
-            for name, value in logs.items():
-                total = totals.setdefault(name, [0.0, 0.0])
-                total[0] += weight
-                total[1] += weight * value
-        return {
-            name: min(max(round(FACTOR_ONE * math.exp(value / (weight + ESTIMATE_WEIGHT))), MIN_FACTOR), MAX_FACTOR)
-            for name, (weight, value) in sorted(totals.items())
-        }
+    total, weighted = estimate_weight, estimate_weight * FACTOR_ONE
+    for apart, ratios in near:
+        if name in ratios:
+            total += WEIGHTS[apart]
+            weighted += WEIGHTS[apart] * ratios[name]
+    return weighted // total if total > estimate_weight else None
 
 
-def centered_logs(ratios: Mapping[Name, float]) -> dict[Name, float]:
-    """Return the logarithms of ratios minus their median."""
-    logs = {name: math.log(ratio) for name, ratio in ratios.items()}
-    middle = statistics.median(logs.values()) if logs else 0.0
-    return {name: value - middle for name, value in logs.items()}
+def relative_ratios(ratios: Mapping[Name, float]) -> Ratios[Name]:
+    """Return the ratios of measured to estimated times of a problem's variants over their median: only their order matters.
 
-
-# ==== Regions: cells of half an octave, each with a shortlist of variants ====
-
-STEP = 1 << STEP_BITS - 1
-"""The edge of a region: half an octave."""
-REGION_MIN, REGION_COUNTS = (0, 16, 16), (28, 15, 14)
-"""First half octave and number of cells along rows (m * batch), n and k.
-
-Rows range from 1 to 2^13.5, n from 2^8 to 2^15, k from 2^8 to 2^14.5.
-"""
-ALIGNED_REGIONS = math.prod(REGION_COUNTS)
-"""Regions of problems whose rows begin on 32-byte sectors. As many regions of the other problems follow."""
-REGIONS = 2 * ALIGNED_REGIONS
-EXTENT_UNIT = 64
-"""n and k of sampled problems are multiples of this, so that every alignment is met."""
-CORRECTED_LIMIT = 2**46
-"""Estimates are capped here before they are multiplied by a factor. Products then stay below 2^63. Units: clocks."""
-
-Shortlist = tuple[tuple[int, int], ...]
-"""Rows of a dispatch table, each with the correction factor of its estimate."""
-
-
-def region_of(at: Point, straddling: int) -> int:
-    """Return the region of a problem. `straddling` counts the operands whose rows begin off L2's sectors."""
-    rows, columns, depth = (
-        min(max((coordinate + STEP // 2) // STEP - first, 0), count - 1)
-        for coordinate, first, count in zip((at[0] + at[3], at[1], at[2]), REGION_MIN, REGION_COUNTS)
-    )
-    return (rows * REGION_COUNTS[1] + columns) * REGION_COUNTS[2] + depth + (ALIGNED_REGIONS if straddling else 0)
-
-
-def sample_extents(region: int, offset: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """Return m, n, k and batch of a problem in a region, at an offset from the middle, with aligned rows.
-
-    Units: `offset` counts sixteenths of an octave along rows, n and k.
+    Units: FACTOR_ONE is 1.0.
     """
-    rest, depth = divmod(region % ALIGNED_REGIONS, REGION_COUNTS[2])
-    cells = (*divmod(rest, REGION_COUNTS[1]), depth)
-    m, n, k = (
-        _extent(max((cell + first) * STEP + off, 0)) for cell, first, off in zip(cells, REGION_MIN, offset, strict=True)
-    )
-    return m, _round_up(n), _round_up(k), 1
-
-
-def _round_up(extent: int) -> int:
-    return -(-extent // EXTENT_UNIT) * EXTENT_UNIT
+    middle = statistics.median(ratios.values()) if ratios else 1.0
+    return {
+        name: min(max(round(FACTOR_ONE * ratio / middle), MIN_RATIO), MAX_RATIO)
+        for name, ratio in sorted(ratios.items())
+    }

@@ -1,8 +1,8 @@
 """Selection: which variants support a problem on a device, and which of them is the fastest.
 
-In order: the best measured variant, if this very problem was measured on such a device. Else the best corrected estimate in
-the shortlist of the problem's region, if anything was measured. Else the best estimate of all. Measurements that ship with the
-package have calibrated the estimates of many variants (hgemm/model/calibrated.py). The launch options of the chosen variant are
+The best measured variant, if this very problem was measured on such a device. Else the lowest estimate, after measurements of
+similar problems have corrected it. Measurements that ship with the package have calibrated the estimates of many variants
+(hgemm/model/calibrated.py). The launch options of the chosen variant are
 measured ones if they exist (hgemm/measured_options.py). A batch-invariant query has only the variants that keep one accumulation
 order (hgemm/invariance.py). The exported C library does the same steps with the same numbers (templates/capi/src/select.c).
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from hgemm.dispatch_table import (
     OF_KERNEL,
@@ -44,7 +43,17 @@ from hgemm.invariance import (
 )
 from hgemm.locations import library_suffix
 from hgemm.measured_options import MeasuredOptions, options_of
-from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
+from hgemm.octave_grid import (
+    CORRECTED_LIMIT,
+    ESTIMATE_WEIGHTS,
+    FACTOR_ONE,
+    Point,
+    Ratios,
+    correction,
+    distance,
+    nearest,
+    relative_ratios,
+)
 from hgemm.problem import LAYOUTS, LaunchOptions, kind_supports
 from hgemm.requirements import FEWER_TILES, row_supports, unmet_requirements
 from hgemm.selection_query import ANY_WORKSPACE, MAX_ALIGN, SelectionQuery, Target
@@ -52,7 +61,8 @@ from hgemm.selection_query import ANY_WORKSPACE, MAX_ALIGN, SelectionQuery, Targ
 MAX_ORDERS_KEPT = 4096
 """Accumulation orders that a selector remembers, by kind, n and k."""
 ESTIMATED, NEAR, MEASURED, SHIPPED = range(4)
-"""What a choice is based on, as hgemm_rule of hgemm.h. SHIPPED is an estimate that the package's measurements have calibrated."""
+"""What a choice is based on, as hgemm_rule of hgemm.h. NEAR is an estimate that measurements of similar problems have corrected,
+SHIPPED one that the package's measurements have calibrated."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,7 @@ class Selector:
     ) -> None:
         self.table, self.target, self.library, self.watch = table, target, library, watch
         self.groups = table.runnable_groups(target)
-        self._shortlists: dict[int, Any] = {}
+        self._ratios: dict[int, list[tuple[Point, bool, Ratios[int]]]] = {}
         self._options: dict[int, MeasuredOptions] = {}
         self._orders: dict[Hashable, KOrder | None] = {}
 
@@ -170,13 +180,16 @@ class Selector:
                 best = next((row for row in of_order if self._was_measured(row, query, order)), None)
                 if best is not None:
                     return self._choice(best, match, query, order, MEASURED, measured)
-            factors = self.shortlist(query)
-            scores = {row: factor * self._capped(row, query, order) for row, factor in factors.items() if row in rows}
-            if scores:
-                best = min(scores, key=scores.__getitem__)
-                nearest = min(survey.problems, key=lambda problem: distance(problem.point, query.point))
-                return self._choice(best, match, query, order, NEAR, nearest, factors[best])
-        best = min(rows, key=lambda row: self._clocks(row, query, order))
+        factors = self.corrections(rows, query)
+
+        def corrected(row: int) -> int:
+            return factors.get(row, FACTOR_ONE) * min(self._clocks(row, query, order), CORRECTED_LIMIT)
+
+        best = min(rows, key=corrected)
+        if survey and best in factors:
+            alike = (one for one in survey.problems if one.straddles(query.kind) == (query.straddling > 0))
+            similar = min(alike, key=lambda problem: distance(problem.point, query.point))
+            return self._choice(best, match, query, order, NEAR, similar, factors[best])
         rule = SHIPPED if self.table.rows[best].calibration == OF_KERNEL else ESTIMATED
         return self._choice(best, match, query, order, rule)
 
@@ -196,19 +209,22 @@ class Selector:
             self._options[survey.kind] = MeasuredOptions(self.table.rows, survey)
         return self._options[survey.kind]
 
-    def shortlist(self, query: SelectionQuery) -> dict[int, int]:
-        """Return the rows of the shortlist of a query's region, with their correction factors. Empty without measurements."""
-        survey = self.surveys.get(query.kind.code)
+    def corrections(self, rows: Iterable[int], query: SelectionQuery) -> dict[int, int]:
+        """Return the factors of the rows whose estimates measurements of similar problems correct.
+
+        A problem with rows off the L2 sectors corrects only such problems, and another one only others.
+        """
+        survey, straddles = self.surveys.get(query.kind.code), query.straddling > 0
         if survey is None:
             return {}
-        if survey.kind not in self._shortlists:
-            from hgemm.shortlists import RegionShortlists  # imports NumPy, which nothing else here needs
-
-            self._shortlists[survey.kind] = RegionShortlists(self.table, survey)
-        return dict(self._shortlists[survey.kind].at(region_of(query.point, query.straddling)))
-
-    def _capped(self, row: int, query: SelectionQuery, order: KOrder | None) -> int:
-        return min(self._clocks(row, query, order), CORRECTED_LIMIT)
+        if survey.kind not in self._ratios:
+            self._ratios[survey.kind] = [
+                (one.point, one.straddles(query.kind), relative_ratios(dict(one.ratios))) for one in survey.problems
+            ]
+        alike = ((at, ratios) for at, other, ratios in self._ratios[survey.kind] if other == straddles)
+        near = nearest(query.point, alike)
+        found = {row: correction(near, row, ESTIMATE_WEIGHTS[self.table.rows[row].calibration]) for row in rows if near}
+        return {row: factor for row, factor in found.items() if factor is not None}
 
     def choose(self, query: SelectionQuery) -> Choice:
         """Return the variant for a query. Raises UnsupportedError with the reasons if there is none."""

@@ -18,7 +18,7 @@ from exports import ANY_WORKSPACE, AT_LAUNCH, CChoice, CDevice, CProblem, export
 from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
 from generator.export.c_library import BATCH_INVARIANT
-from generator.export.c_sources import Shortlists, table_h
+from generator.export.c_sources import table_h
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.dispatch_table import PTX, DispatchTable, kind_of
@@ -53,7 +53,7 @@ SURVEYED = [
     ((90, 114), MEASURED_KINDS[1]),
     ((80, 108), MEASURED_KINDS[0]),
 ]
-"""All kinds on one device, and one kind on others. Each survey has 11,760 regions to be worked out: few kernels take 0.5 s."""
+"""All kinds on one device, and one kind on others."""
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_c_keeps_the_orders_that_python_keeps(measured_library: Library, library
 
 
 def test_an_invariant_export_needs_no_flag(paper_library: Library, tmp_path: Path) -> None:
-    header = table_h(open_library(paper_library.folder).table, Shortlists((), ()), "", BATCH_INVARIANT)
+    header = table_h(open_library(paper_library.folder).table, "", BATCH_INVARIANT)
     assert f"#define HGEMM_ALWAYS_FLAGS {BATCH_INVARIANT}\n" in header
 
 

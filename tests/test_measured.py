@@ -16,13 +16,17 @@ from hgemm.errors import LibraryError
 from hgemm.measured import SessionWriter, best_known, chained, read_session, read_sessions
 from hgemm.octave_grid import (
     DECAY_DISTANCE,
-    ESTIMATE_WEIGHT,
     FACTOR_ONE,
-    MAX_FACTOR,
-    Corrections,
+    MAX_RATIO,
+    MIN_RATIO,
+    NEAREST,
+    WEIGHT_ONE,
+    correction,
     distance,
+    nearest,
     octaves,
     point,
+    relative_ratios,
 )
 from hgemm.problem import LaunchOptions
 
@@ -174,35 +178,49 @@ def test_distance_is_one(x, y, z) -> None:
     assert distance(x, x) == 0 and distance(x, y) == distance(y, x) <= distance(x, z) + distance(z, y)
 
 
-def factors(places: list, ratios: list) -> list:
-    return [Corrections(places, ratios).factors(at) for at in places]
+def corrections(at, places: list, ratios: list, estimate_weight: int = WEIGHT_ONE) -> dict:
+    near = nearest(at, zip(places, map(relative_ratios, ratios), strict=True))
+    return {name: correction(near, name, estimate_weight) for name in ratios[0]}
 
 
 def test_a_factor_at_the_only_place_lies_between_the_estimate_and_what_was_measured() -> None:
-    (found,) = factors([point(64, 64, 64, 1)], [{3: 1.0, 5: 1.5, 9: 100.0}])
-    assert found == {3: round(FACTOR_ONE * 1.5 ** (-1 / (1 + ESTIMATE_WEIGHT))), 5: FACTOR_ONE, 9: MAX_FACTOR}
+    here = point(64, 64, 64, 1)
+    found = corrections(here, [here], [{3: 1.0, 5: 1.5, 9: 100.0, 10: 1e-3}], 3 * WEIGHT_ONE)
+    ratios = {3: FACTOR_ONE * 1.0 / 1.25, 5: FACTOR_ONE * 1.5 / 1.25, 9: MAX_RATIO, 10: MIN_RATIO}
+    assert found == {name: pytest.approx((3 * FACTOR_ONE + ratio) / 4, abs=1) for name, ratio in ratios.items()}
+    assert correction(nearest(here, [(here, {3: FACTOR_ONE})]), 4, WEIGHT_ONE) is None
 
 
 @given(st.lists(points, min_size=1, max_size=12), st.data())
 def test_rows_of_which_the_same_is_known_everywhere_have_that_factor_nearly(places, data) -> None:
-    """The more is known, the nearer; and what all of a problem have in common does not matter."""
+    """What all rows of a problem have in common does not matter."""
     common = [data.draw(st.floats(0.1, 10)) for _ in places]
     rows = {1: 0.8, 2: 1.0, 7: 1.25}
-    for found in factors(places, [{row: one * ratio for row, ratio in rows.items()} for one in common]):
+    for at in places:
+        found = corrections(at, places, [{row: one * ratio for row, ratio in rows.items()} for one in common])
         for row, ratio in rows.items():
-            least, most = sorted((ratio, ratio ** (1 / (1 + ESTIMATE_WEIGHT))))
-            assert round(FACTOR_ONE * least) <= found[row] <= round(FACTOR_ONE * most)
+            least, most = sorted((ratio, (1 + ratio) / 2))
+            assert FACTOR_ONE * least - 2 <= found[row] <= FACTOR_ONE * most + 2
 
 
 def test_near_problems_count_more_than_far_ones() -> None:
     places = [point(m, 4096, 4096, 1) for m in (64, 256, 4096)]
-    near, _, far = factors(places, [{1: 1.0, 2: 1.2, 3: 1.0}, {1: 1.0, 2: 1.2, 3: 1.0}, {1: 1.0, 2: 0.6, 3: 1.0}])
-    assert near[2] > 1.1 * FACTOR_ONE and far[2] < 0.75 * FACTOR_ONE
+    ratios = [{1: 1.0, 2: 1.2, 3: 1.0}, {1: 1.0, 2: 1.2, 3: 1.0}, {1: 1.0, 2: 0.6, 3: 1.0}]
+    near, far = (corrections(at, places, ratios) for at in (places[0], places[2]))
+    assert near[2] > 1.05 * FACTOR_ONE and far[2] < 0.85 * FACTOR_ONE
 
 
 @given(points, points)
 def test_what_a_problem_says_fades_with_its_distance(x, y) -> None:
-    """It falls from the whole at the very place to nothing, and never turns round."""
-    here, there = (Corrections([x], [{1: 1.0, 2: 2.0, 3: 1.0}]).factors(at)[2] for at in (x, y))
-    assert FACTOR_ONE <= there <= here == round(FACTOR_ONE * 2.0 ** (1 / (1 + ESTIMATE_WEIGHT)))
-    assert there == FACTOR_ONE or distance(x, y) < 12 * DECAY_DISTANCE
+    """It falls from the whole at the very place to nothing."""
+    here, there = (corrections(at, [x], [{1: 1.0, 2: 2.0, 3: 1.0}])[2] for at in (x, y))
+    assert here == 1.5 * FACTOR_ONE
+    assert there is None or FACTOR_ONE <= there <= here
+    assert (there is None) == (distance(x, y) >= 8 * DECAY_DISTANCE) or abs(distance(x, y) - 8 * DECAY_DISTANCE) < 12
+
+
+def test_the_nearest_problems_count_and_of_equally_near_ones_the_first() -> None:
+    here = point(64, 64, 64, 1)
+    places = [point(64, 64 + 4 * away, 64, 1) for away in (5, 3, 3, 1)]
+    assert nearest(here, zip(places, "abcd", strict=True)) == [(1, "d"), (3, "b"), (3, "c"), (5, "a")]
+    assert [at for _, at in nearest(here, ((here, at) for at in range(2 * NEAREST)))] == [*range(NEAREST)]

@@ -17,7 +17,7 @@ from generator import __version__
 from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.blas import blas_files, build_blas
-from generator.export.c_sources import Images, Shortlists, epilogues_of, pack, table_c, table_h, with_enums
+from generator.export.c_sources import Images, epilogues_of, pack, table_c, table_h, with_enums
 from generator.store.files import (
     EXPORT_FORMAT,
     EXPORT_MANIFEST,
@@ -264,12 +264,11 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     digest = hashed.hexdigest()
     templates = templates_folder()
     files = _templates(templates / "capi", options.name)
-    shortlists = Shortlists.of(table)
     version = f"{__version__} {digest[:8]}"
     flags, epilogues = BATCH_INVARIANT if options.invariant else 0, len(epilogues_of(traits.values()))
-    table_header = table_h(table, shortlists, version, flags, epilogues)
+    table_header = table_h(table, version, flags, epilogues)
     files["src/table.h"] = renamed(table_header, options.name).encode()
-    files["src/table.c"] = _table_source(table, shortlists, traits, images, options.name).encode()
+    files["src/table.c"] = _table_source(table, traits, images, options.name).encode()
     files["src/images.bin"] = images.blob
     files["table.json"] = _json(table.to_dict())
     if options.sources:
@@ -312,11 +311,9 @@ def _filled(text: str, words: dict[str, str]) -> str:
     return text
 
 
-def _table_source(
-    table: DispatchTable, shortlists: Shortlists, traits: dict[str, LaunchTraits], images: Images, name: str
-) -> str:
+def _table_source(table: DispatchTable, traits: dict[str, LaunchTraits], images: Images, name: str) -> str:
     """Return table.c, renamed except for the kernels, whose symbols are inside the images, and for epilogues."""
-    lines = table_c(table, shortlists, traits, images).splitlines(keepends=True)
+    lines = table_c(table, traits, images).splitlines(keepends=True)
     return "".join(line if _STATIC.match(line) else renamed(line, name) for line in lines)
 
 

@@ -6,7 +6,6 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from itertools import accumulate
 
 from generator.errors import INSTALL, HgemmError, LibraryError
 from hgemm.consistency import MAX_CLUSTER_EXTENT
@@ -17,8 +16,8 @@ from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_variant
 from hgemm.measured_options import MeasuredOptions, Place
-from hgemm.octave_grid import REGIONS, Shortlist, region_of
-from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES, LaunchOptions
+from hgemm.octave_grid import ESTIMATE_WEIGHTS, NEAREST, WEIGHTS, relative_ratios
+from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, LaunchOptions
 from hgemm.record import (
     CUBIN_NAME,
     MAX_CLUSTER_CTAS,
@@ -29,7 +28,6 @@ from hgemm.record import (
     MAX_TILE_K,
     PTX_NAME,
 )
-from hgemm.shortlists import RegionShortlists
 
 # ==== images.bin: the code of all kernels ====
 
@@ -166,41 +164,11 @@ def _definition(enum: Enum) -> str:
 
 
 MAX_LISTED_ROW = 2**16 - 1
-HAS_MEASURED = 2**31
 MAX_CLOCKS = 2**24
 """Limit of a kernel's coefficients. It keeps the products of the estimate below 2^63."""
 
 
-@dataclass(frozen=True)
-class Shortlists:
-    """The candidate kernels of every region of every survey, without duplicates.
-
-    Fields: `regions` holds, by survey and region, an index in `lists`. HAS_MEASURED is set if a problem of the region was
-        measured; only then does the selection look for measurements of the exact problem.
-    """
-
-    regions: tuple[int, ...]
-    lists: tuple[Shortlist, ...]
-
-    @classmethod
-    def of(cls, table: DispatchTable) -> Shortlists:
-        """Compute them for all surveys of a table. Raises ValueError if the table has more than MAX_LISTED_ROW rows."""
-        if len(table.rows) > MAX_LISTED_ROW:
-            raise ValueError(
-                f"the table has {len(table.rows)} kernels; shortlists can refer to {MAX_LISTED_ROW} at most"
-            )
-        places: dict[Shortlist, int] = {}
-        regions = []
-        for survey in table.surveys:
-            of_survey = RegionShortlists(table, survey)
-            measured = {region_of(one.point, straddling) for one in survey.problems for straddling in (0, 1)}
-            for region, shortlist in enumerate(of_survey.every()):
-                place = places.setdefault(shortlist, len(places))
-                regions.append(place | (HAS_MEASURED if region in measured else 0))
-        return cls(tuple(regions), tuple(places))
-
-
-def table_h(table: DispatchTable, shortlists: Shortlists, version: str, flags: int = 0, epilogues: int = 0) -> str:
+def table_h(table: DispatchTable, version: str, flags: int = 0, epilogues: int = 0) -> str:
     """Return table.h, the sizes of the table and of the enumerations.
 
     `flags` are hgemm_flags that all problems have, `epilogues` the number of expressions.
@@ -214,9 +182,10 @@ def table_h(table: DispatchTable, shortlists: Shortlists, version: str, flags: i
         "MEASURED_COUNT": sum(len(survey.problems) for survey in table.surveys),
         "ORDER_COUNT": sum(len(problem.order) for survey in table.surveys for problem in survey.problems),
         "OPTIONS_COUNT": sum(len(problem.options) for survey in table.surveys for problem in survey.problems),
-        "REGION_COUNT": REGIONS,
-        "SHORTLIST_COUNT": len(shortlists.lists),
-        "CANDIDATE_COUNT": sum(map(len, shortlists.lists)),
+        "RATIO_COUNT": sum(len(problem.ratios) for survey in table.surveys for problem in survey.problems),
+        "NEAREST": NEAREST,
+        "WEIGHT_COUNT": len(WEIGHTS),
+        "ESTIMATE_WEIGHT_COUNT": len(ESTIMATE_WEIGHTS),
         **COUNTS,
         "ALWAYS_FLAGS": flags,
     }
@@ -236,19 +205,25 @@ def table_h(table: DispatchTable, shortlists: Shortlists, version: str, flags: i
     )
 
 
-def table_c(table: DispatchTable, shortlists: Shortlists, traits: Mapping[str, LaunchTraits], images: Images) -> str:
-    """Return table.c, the table of kernels. Raises LibraryError if a number of a row is out of bounds."""
+def table_c(table: DispatchTable, traits: Mapping[str, LaunchTraits], images: Images) -> str:
+    """Return table.c, the table of kernels.
+
+    Raises: LibraryError if a number of a row is out of bounds; ValueError if measurements name more than MAX_LISTED_ROW rows.
+    """
+    if table.surveys and len(table.rows) > MAX_LISTED_ROW:
+        raise ValueError(f"the table has {len(table.rows)} kernels; measurements can refer to {MAX_LISTED_ROW} at most")
     problems = [problem for survey in table.surveys for problem in survey.problems]
     orders = [str(row) for problem in problems for row in problem.order]
     epilogues = [_epilogue(one) for one in epilogues_of(traits.values())]
-    candidates = [", ".join(f"{{{row}, {factor}}}" for row, factor in listed) for listed in shortlists.lists if listed]
-    firsts = [str(first) for first in accumulate(map(len, shortlists.lists), initial=0)]
+    ratios = [
+        ", ".join(f"{{{row}, {ratio}}}" for row, ratio in relative_ratios(dict(problem.ratios)).items())
+        for problem in problems
+        if problem.ratios
+    ]
     return "\n".join(
         [
             "/* Written by the HGEMM generator: the kernels of this library, in the order of table.json. */",
             '#include "internal.h"',
-            "",
-            f'_Static_assert(HGEMM_HAS_MEASURED == {HAS_MEASURED}U, "the exporter marks regions with a different bit");',
             "",
             *_array("hgemm_epilogue", "epilogues", "EPILOGUE_COUNT + 1", [*epilogues, "{0}"]),
             *_array("hgemm_group", "groups", "GROUP_COUNT", map(_group, table.groups)),
@@ -257,11 +232,9 @@ def table_c(table: DispatchTable, shortlists: Shortlists, traits: Mapping[str, L
             *_array("hgemm_measured", "measurements", "MEASURED_COUNT + 1", [*_measurements(table), "{0}"]),
             *_array("hgemm_options", "measured_options", "OPTIONS_COUNT + 1", [*_options(table), "{0}"]),
             *_array("uint32_t", "orders", "ORDER_COUNT + 1", [*orders, "0"]),
-            *_array(
-                "uint32_t", "regions", "SURVEY_COUNT * HGEMM_REGION_COUNT + 1", [*map(str, shortlists.regions), "0"], 24
-            ),
-            *_array("uint32_t", "shortlists", "SHORTLIST_COUNT + 2", [*firsts, "0"], 24),
-            *_array("hgemm_candidate", "candidates", "CANDIDATE_COUNT + 1", [*candidates, "{0}"]),
+            *_array("hgemm_ratio", "ratios", "RATIO_COUNT + 1", [*ratios, "{0}"]),
+            *_array("uint16_t", "weights", "WEIGHT_COUNT", map(str, WEIGHTS), 24),
+            *_array("uint16_t", "estimate_weights", "ESTIMATE_WEIGHT_COUNT", map(str, ESTIMATE_WEIGHTS)),
         ]
     )
 
@@ -391,8 +364,11 @@ def _options_entry(place: Place, options: LaunchOptions) -> str:
 
 
 def _measurements(table: DispatchTable) -> Iterator[str]:
-    first = 0
+    first = first_ratio = 0
     for survey in table.surveys:
+        kind = Kind.from_code(survey.kind)
         for problem in survey.problems:
-            yield f"{{{', '.join(map(str, problem.extents))}, {first}, {len(problem.order)}}}"
-            first += len(problem.order)
+            numbers = (*problem.extents, first, len(problem.order), first_ratio, len(problem.ratios))
+            point, straddles = ", ".join(map(str, problem.point)), int(problem.straddles(kind))
+            yield f"{{{', '.join(map(str, numbers))}, {{{point}}}, {straddles}}}"
+            first, first_ratio = first + len(problem.order), first_ratio + len(problem.ratios)

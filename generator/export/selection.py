@@ -102,8 +102,10 @@ def _reason(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
         )
     if choice.nearest is None:
         has_survey = query.kind.code in selector.surveys
-        unmeasured = "no variant that supports it" if has_survey else "no product of this kind"
-        return f"smallest estimate of the variants that support the problem; {unmeasured} was measured on {selector.target.name}"
+        unmeasured = (
+            "this one was measured on no similar problem" if has_survey else "no product of this kind was measured"
+        )
+        return f"smallest estimate of the variants that support the problem; {unmeasured} on {selector.target.name}"
     survey = selector.surveys[query.kind.code]
     devices, near = " and ".join(survey.devices), choice.nearest
     if choice.rule == MEASURED:
@@ -111,7 +113,7 @@ def _reason(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
     octaves = distance(near.point, query.point) / (1 << STEP_BITS)
     name = f"{near.m}x{near.n}x{near.k}" + (f"@{near.batch}" if near.batch > 1 else "")
     return (
-        f"smallest of {counted(len(selector.shortlist(query)), 'corrected estimate')} of the best variants in this region; "
+        "smallest estimate of the variants that support the problem, corrected by measurements; "
         f"the nearest of {counted(len(survey.problems), 'measured problem')} on {devices} is {name}, {octaves:.1f} octaves away; "
         f"correction {choice.factor / FACTOR_ONE:.2f}"
     )

@@ -28,7 +28,7 @@ from hgemm.dispatch_table import Extents, Row, estimate_clocks, row_of
 from hgemm.errors import RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.measured import MeasuredProblem
-from hgemm.octave_grid import FACTOR_ONE, Corrections, point
+from hgemm.octave_grid import ESTIMATE_WEIGHTS, FACTOR_ONE, Point, Ratios, correction, nearest, relative_ratios
 from hgemm.problem import Kind, LaunchOptions, kind_supports
 from hgemm.requirements import row_supports
 from hgemm.selection_query import SelectionQuery, Target
@@ -94,7 +94,7 @@ class Ranking:
 
     def __init__(self, rows: Mapping[str, tuple[Kind, Row]], target: Target) -> None:
         self.rows, self.target = rows, target
-        self._learnt: dict[Kind, dict[Extents, Mapping[str, float]]] = {}
+        self._learnt: dict[tuple[Kind, bool], dict[Point, Ratios[str]]] = {}
         self._best: dict[tuple[Kind, Extents], Sequence[str]] = {}
         self._options: dict[tuple[Kind, Extents], Mapping[str, LaunchOptions]] = {}
 
@@ -108,10 +108,10 @@ class Ranking:
         """Record times on one problem, the order of the best variants, and the launch options of those that leave any open."""
         query = SelectionQuery.dense(problem.kind, problem.extents)
         rows = {symbol: self.rows[symbol][1] for symbol in times_us if symbol in self.rows}
-        if rows and not query.straddling:  # rows off the L2 sectors say little about other problems
-            self._learnt.setdefault(problem.kind, {})[problem.extents] = {
-                symbol: times_us[symbol] / estimate_clocks(row, query, self.target) for symbol, row in rows.items()
-            }
+        if rows:
+            self._learnt.setdefault((problem.kind, query.straddling > 0), {})[query.point] = relative_ratios(
+                {symbol: times_us[symbol] / estimate_clocks(row, query, self.target) for symbol, row in rows.items()}
+            )
         self._best[problem.kind, problem.extents] = [symbol for symbol in order if symbol in rows]
         self._options[problem.kind, problem.extents] = options or {}
 
@@ -141,20 +141,23 @@ class Ranking:
             and row_supports(row, query, self.target)
             and (among is None or symbol in among)
         }
-        corrected = self._corrected(kind, work, estimates)
+        corrected = self._corrected(query, estimates)
         first = self._best.get((kind, work.extents), ())[:REMEASURED]
         by_estimate = sorted(estimates, key=estimates.__getitem__)
         by_both = sorted(corrected, key=corrected.__getitem__)
         mixed = [symbol for pair in zip_longest(by_both, by_estimate) for symbol in pair if symbol]
         return list(dict.fromkeys([*(symbol for symbol in first if symbol in estimates), *mixed]))[:count]
 
-    def _corrected(self, kind: Kind, work: Work, estimates: Mapping[str, int]) -> dict[str, float]:
-        learnt = self._learnt.get(kind)
-        if not learnt:
+    def _corrected(self, query: SelectionQuery, estimates: Mapping[str, int]) -> dict[str, float]:
+        near = nearest(query.point, self._learnt.get((query.kind, query.straddling > 0), {}).items())
+        if not near:
             return {}
-        here = point(*work.extents)
-        found = Corrections([point(*extents) for extents in learnt], [*learnt.values()]).factors(here)
-        return {symbol: estimate * found.get(symbol, FACTOR_ONE) / FACTOR_ONE for symbol, estimate in estimates.items()}
+
+        def corrected(symbol: str) -> float:
+            factor = correction(near, symbol, ESTIMATE_WEIGHTS[self.rows[symbol][1].calibration])
+            return estimates[symbol] * (FACTOR_ONE if factor is None else factor)
+
+        return {symbol: corrected(symbol) for symbol in estimates}
 
 
 # ---- Tuning of one problem -------------------------------------------------------------------------------------------

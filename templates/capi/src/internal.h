@@ -54,16 +54,17 @@ typedef struct hgemm_group { /* the kernels of one architecture and one kind: ro
   uint32_t first, count;
 } hgemm_group;
 
-typedef struct hgemm_candidate { /* a kernel to consider for a region of problems */
+typedef struct hgemm_ratio { /* of a kernel that was measured on a problem */
   uint16_t row;
-  uint16_t factor; /* measured time / estimated time, in 1/4096 */
-} hgemm_candidate;
+  uint16_t ratio; /* measured time / estimated time, relative to the problem's other kernels, in 1/4096 */
+} hgemm_ratio;
 
-#define HGEMM_HAS_MEASURED (UINT32_C(1) << 31) /* a problem of this region was measured */
-
-typedef struct hgemm_measured { /* a measured problem; its kernels from the fastest to the slowest are in hgemm_orders */
+typedef struct hgemm_measured { /* a measured problem */
   int64_t m, n, k, batch;
-  uint32_t first_order, order_count;
+  uint32_t first_order, order_count; /* its kernels from the fastest to the slowest, in hgemm_orders */
+  uint32_t first_ratio, ratio_count; /* its ratios in the order of rows, in hgemm_ratios */
+  uint16_t point[4];                 /* octaves of m, n, k and batch */
+  uint16_t straddles;                /* 1 if rows of A or B do not start at L2 sectors */
 } hgemm_measured;
 
 enum { HGEMM_PLACE_ROW, HGEMM_PLACE_K_TILES = 4, HGEMM_PLACE_NUMBERS = 8 };
@@ -88,11 +89,9 @@ extern hgemm_survey const hgemm_surveys[HGEMM_SURVEY_COUNT + 1];
 extern hgemm_measured const hgemm_measurements[HGEMM_MEASURED_COUNT + 1];
 extern hgemm_options const hgemm_measured_options[HGEMM_OPTIONS_COUNT + 1];
 extern uint32_t const hgemm_orders[HGEMM_ORDER_COUNT + 1];
-/* By survey and region: an index in hgemm_shortlists, and HGEMM_HAS_MEASURED. */
-extern uint32_t const hgemm_regions[HGEMM_SURVEY_COUNT * HGEMM_REGION_COUNT + 1];
-/* The candidates of shortlist i are hgemm_candidates[hgemm_shortlists[i]] to hgemm_candidates[hgemm_shortlists[i + 1]]. */
-extern uint32_t const hgemm_shortlists[HGEMM_SHORTLIST_COUNT + 2];
-extern hgemm_candidate const hgemm_candidates[HGEMM_CANDIDATE_COUNT + 1];
+extern hgemm_ratio const hgemm_ratios[HGEMM_RATIO_COUNT + 1];
+extern uint16_t const hgemm_weights[HGEMM_WEIGHT_COUNT];                   /* of measurements, by distance */
+extern uint16_t const hgemm_estimate_weights[HGEMM_ESTIMATE_WEIGHT_COUNT]; /* of estimates, by hgemm_row.calibration */
 extern unsigned char const hgemm_images[];
 
 /* ---- Checked problems -------------------------------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
  * 1. hgemm_target_init computes, once for each device, everything that does not depend on the problem.
  * 2. hgemm_find tries the kernels by how their code runs on the device: cubin of this architecture, compatible cubin, PTX.
  *    In the first group that supports the problem it takes the fastest kernel measured on exactly this problem,
- *    else the best corrected estimate in the shortlist of the problem's region, else the best estimate of all kernels.
+ *    else the lowest estimate, after measurements of similar problems have corrected it.
  * A batch-invariant query has only the kernels that keep one accumulation order (invariance.py of the Python package). */
 #include <string.h>
 
@@ -14,6 +14,7 @@
 #define COST_LIMIT (UINT64_C(1) << 62)
 #define KIB_LIMIT (UINT64_C(1) << 40)
 #define CORRECTED_LIMIT (UINT64_C(1) << 46)
+#define FACTOR_ONE UINT32_C(4096) /* correction factors are fixed-point numbers */
 
 #define ACC_MASK (UINT32_C(15) << 16)
 #define BIAS_MASK (UINT32_C(15) << 20)
@@ -523,10 +524,7 @@ int hgemm_find_order(hgemm_target const *target, hgemm_query const *q, hgemm_ord
 
 /* ---- Measurements ------------------------------------------------------------------------------------------------------ */
 
-/* Regions span half an octave of m * batch, n and k. See octave_grid.py. */
-enum { STEP_BITS = 4, REGION_STEP = 8, REGION_FIRST = 16, REGION_ROWS = 28, REGION_COLUMNS = 15, REGION_DEPTHS = 14 };
-enum { STRAIGHT_REGIONS = REGION_ROWS * REGION_COLUMNS * REGION_DEPTHS }; /* problems that straddle sectors come after them */
-_Static_assert(2 * STRAIGHT_REGIONS == HGEMM_REGION_COUNT, "the regions differ from octave_grid.py");
+enum { STEP_BITS = 4, ROWS_WEIGHT = 2 }; /* see octave_grid.py */
 
 /* Returns the index of the highest bit that is set. x is not 0. */
 static int32_t highest_bit(uint64_t x) {
@@ -544,19 +542,6 @@ static int32_t octaves(int64_t extent) {
   uint64_t const x = (uint64_t)extent;
   int32_t const power = highest_bit(x);
   return power << STEP_BITS | (int32_t)(x << STEP_BITS >> power & ((1 << STEP_BITS) - 1));
-}
-
-/* Returns which of `count` half octaves an extent is in. `first` is the first one. Powers of 2 are in the middle of theirs. */
-static uint32_t half_octave(int32_t extent, int32_t first, int32_t count) {
-  int32_t const index = (extent + REGION_STEP / 2) / REGION_STEP - first;
-  return (uint32_t)(index < 0 ? 0 : index < count ? index : count - 1);
-}
-
-static uint32_t region_of(hgemm_query const *q) {
-  uint32_t const rows = half_octave(octaves(q->m) + octaves(q->batch), 0, REGION_ROWS);
-  uint32_t const columns = half_octave(octaves(q->n), REGION_FIRST, REGION_COLUMNS);
-  uint32_t const depth = half_octave(octaves(q->k > 0 ? q->k : 1), REGION_FIRST, REGION_DEPTHS);
-  return (rows * REGION_COLUMNS + columns) * REGION_DEPTHS + depth + (q->straddling > 0 ? STRAIGHT_REGIONS : 0);
 }
 
 static hgemm_survey const *find_survey(hgemm_target const *target, uint64_t kind) {
@@ -584,6 +569,57 @@ static hgemm_measured const *find_measured(hgemm_survey const *survey, hgemm_que
     else high = middle;
   }
   return NULL;
+}
+
+typedef struct Near { /* a measured problem */
+  hgemm_measured const *problem;
+  uint32_t distance;
+} Near;
+
+typedef struct Correction { /* of a row's estimate: weights of the measurements nearby, and their ratios times these */
+  uint32_t weights, weighted;
+} Correction;
+
+static uint32_t apart(int32_t x, int32_t y) { return (uint32_t)(x > y ? x - y : y - x); }
+
+/* Writes the measured problems that are near enough to correct estimates, the nearest first, and returns their number. On a tie
+ * the first ones count. */
+static uint32_t find_near(hgemm_survey const *survey, hgemm_query const *q, Near near[HGEMM_NEAREST]) {
+  int32_t const m = octaves(q->m), n = octaves(q->n), k = octaves(q->k > 0 ? q->k : 1), batch = octaves(q->batch);
+  uint32_t count = 0;
+  for (uint32_t i = survey->first; i < survey->first + survey->count; ++i) {
+    hgemm_measured const *const problem = &hgemm_measurements[i];
+    uint32_t const rows = apart(m, problem->point[0]) + apart(batch, problem->point[3]);
+    uint32_t const distance = ROWS_WEIGHT * rows + apart(n, problem->point[1]) + apart(k, problem->point[2]);
+    uint32_t place;
+    if (distance >= HGEMM_WEIGHT_COUNT || problem->straddles != (q->straddling > 0)) continue;
+    if (count < HGEMM_NEAREST) ++count;
+    else if (distance >= near[HGEMM_NEAREST - 1].distance) continue;
+    for (place = count - 1; place > 0 && near[place - 1].distance > distance; --place) near[place] = near[place - 1];
+    near[place] = (Near){problem, distance};
+  }
+  return count;
+}
+
+/* Writes the corrections of all rows. */
+static void set_corrections(hgemm_survey const *survey, hgemm_query const *q, Correction corrections[HGEMM_ROW_COUNT]) {
+  Near near[HGEMM_NEAREST];
+  uint32_t const count = find_near(survey, q, near);
+  memset(corrections, 0, HGEMM_ROW_COUNT * sizeof *corrections);
+  for (uint32_t i = 0; i < count; ++i) {
+    hgemm_measured const *const problem = near[i].problem;
+    for (uint32_t at = problem->first_ratio; at < problem->first_ratio + problem->ratio_count; ++at) {
+      Correction *const its = &corrections[hgemm_ratios[at].row];
+      its->weights += hgemm_weights[near[i].distance];
+      its->weighted += (uint32_t)hgemm_weights[near[i].distance] * hgemm_ratios[at].ratio;
+    }
+  }
+}
+
+/* Returns the factor that corrects the estimate of a row: the weighted mean of its ratios and of 1. */
+static uint32_t factor_of(uint32_t row, Correction its) {
+  uint32_t const own = hgemm_estimate_weights[hgemm_rows[row].calibration];
+  return (own * FACTOR_ONE + its.weighted) / (own + its.weights);
 }
 
 /* ---- Selection --------------------------------------------------------------------------------------------------------- */
@@ -710,45 +746,31 @@ static hgemm_selected best_measured(hgemm_target const *target, hgemm_query cons
   return NONE;
 }
 
-/* Returns the row with the lowest corrected estimate in a shortlist. Stops early for rows that cannot win. */
-static hgemm_selected best_near(hgemm_target const *target, hgemm_query const *q, uint32_t shortlist, uint8_t mode,
-                                hgemm_order const *order) {
+/* Returns the row with the lowest estimate of all rows that run in this mode. Stops early for rows that cannot win. Without
+ * measurements, `corrections` is null. */
+static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query const *q, Correction const *corrections,
+                                     uint8_t mode, hgemm_order const *order) {
   hgemm_selected best = NONE;
   Limit limit = NO_LIMIT;
-  uint32_t const provided = provided_by(q);
-  Size const size = size_of(q);
-  for (uint32_t i = hgemm_shortlists[shortlist]; i < hgemm_shortlists[shortlist + 1]; ++i) {
-    uint32_t const index = hgemm_candidates[i].row;
-    hgemm_row const *const row = &hgemm_rows[index];
-    uint64_t tiles, clocks;
-    limit.factor = hgemm_candidates[i].factor;
-    if (target->row_modes[index] != mode) continue;
-    if (corrected(row->launch_clocks + dram_clocks(row, dram_kib(row, size)), limit.factor) >= limit.best) continue;
-    if (!supports_in(target, index, q, provided, &tiles, order)) continue;
-    clocks = clocks_of(target, index, q, size, tiles, limit, order);
-    if (corrected(clocks, limit.factor) < limit.best) {
-      limit.best = corrected(clocks, limit.factor);
-      best.row = index, best.rule = HGEMM_RULE_NEAR, best.tiles = tiles, best.clocks = clocks;
-    }
-  }
-  return best;
-}
-
-/* Returns the row with the lowest estimate of all rows that run in this mode. */
-static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query const *q, uint8_t mode, hgemm_order const *order) {
-  hgemm_selected best = NONE;
   uint32_t const provided = provided_by(q);
   Size const size = size_of(q);
   for (uint32_t i = 0; i < target->count; ++i) {
     hgemm_group const *const group = &hgemm_groups[target->order[i]];
     if (target->group_modes[target->order[i]] != mode || !hgemm_kind_matches(group->kind, q->kind)) continue;
-    for (uint32_t row = group->first; row < group->first + group->count; ++row) {
-      uint32_t const rule = hgemm_rows[row].calibration == OF_KERNEL ? HGEMM_RULE_SHIPPED : HGEMM_RULE_ESTIMATED;
-      hgemm_selected found = {row, rule, 0, 0, 1, 0, 1};
-      Limit const limit = {best.row < HGEMM_ROW_COUNT ? best.clocks : UINT64_MAX, 1};
-      if (target->row_modes[row] != mode || !supports_in(target, row, q, provided, &found.tiles, order)) continue;
-      found.clocks = clocks_of(target, row, q, size, found.tiles, limit, order);
-      if (found.clocks < best.clocks || best.row == HGEMM_ROW_COUNT) best = found;
+    for (uint32_t index = group->first; index < group->first + group->count; ++index) {
+      hgemm_row const *const row = &hgemm_rows[index];
+      int const is_corrected = corrections != NULL && corrections[index].weights > 0;
+      uint64_t tiles, clocks;
+      limit.factor = is_corrected ? factor_of(index, corrections[index]) : FACTOR_ONE;
+      if (target->row_modes[index] != mode) continue;
+      if (corrected(row->launch_clocks + dram_clocks(row, dram_kib(row, size)), limit.factor) >= limit.best) continue;
+      if (!supports_in(target, index, q, provided, &tiles, order)) continue;
+      clocks = clocks_of(target, index, q, size, tiles, limit, order);
+      if (corrected(clocks, limit.factor) < limit.best) {
+        limit.best = corrected(clocks, limit.factor);
+        best.row = index, best.tiles = tiles, best.clocks = clocks;
+        best.rule = is_corrected ? HGEMM_RULE_NEAR : row->calibration == OF_KERNEL ? HGEMM_RULE_SHIPPED : HGEMM_RULE_ESTIMATED;
+      }
     }
   }
   return best;
@@ -756,13 +778,12 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
 
 static int search_in(hgemm_target const *target, hgemm_query const *q, hgemm_order const *order, hgemm_selected *found) {
   hgemm_survey const *const survey = find_survey(target, q->kind);
-  uint32_t const region = survey != NULL ? hgemm_regions[(survey - hgemm_surveys) * HGEMM_REGION_COUNT + region_of(q)] : 0;
-  uint32_t const shortlist = region & ~HGEMM_HAS_MEASURED;
-  hgemm_measured const *const measured = region != shortlist && survey->sms == target->sms ? find_measured(survey, q) : NULL;
+  hgemm_measured const *const measured = survey != NULL && survey->sms == target->sms ? find_measured(survey, q) : NULL;
+  Correction corrections[HGEMM_ROW_COUNT];
+  if (survey != NULL) set_corrections(survey, q, corrections);
   for (uint8_t mode = HGEMM_SAME_ARCH_CUBIN; mode <= HGEMM_PTX_JIT; ++mode) {
     *found = measured != NULL ? best_measured(target, q, measured, mode, order) : NONE;
-    if (found->row == HGEMM_ROW_COUNT && survey != NULL) *found = best_near(target, q, shortlist, mode, order);
-    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, q, mode, order);
+    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, q, survey != NULL ? corrections : NULL, mode, order);
     if (found->row == HGEMM_ROW_COUNT) continue;
     set_options(target, q, order, found);
     return 1;
