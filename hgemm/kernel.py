@@ -499,6 +499,7 @@ class Launcher:
             "programmatic": self.kernel.traits.programmatic,
             "problem": self._packed,
             "offsets": tuple(8 * place for place in range(len(_NAMES))),
+            "more_offsets": [PROBLEM_BYTES + at * AUX_BYTES for at in range(len(self.problem.aux))],
             "span_bytes": (self._a_bytes, self._b_bytes, self._c_bytes, self._d_bytes, self._bias_bytes, 0),
             "c_may_be_d": self._c_may_be_d,
             "workspace_bytes": self.workspace_bytes,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from hgemm.launch_traits import INPUT, OUTPUT
 from hgemm.problem import EPILOGUE_SHIFT
 from hgemm.products import MatmulOptions
 from hgemm.torch import operator
+from hgemm.torch.native import Program
 
 SCHEMA = (
     "(Tensor a, Tensor b, Tensor[] arrays, *, str epilogue, str[] names, float[] numbers, "
@@ -98,7 +99,11 @@ def fused(
     numbers = {name: float(inputs[name]) for name in operands if name not in arrays}
     if a.dtype is not torch.float64:
         arrays = {name: x.to(TYPES[operands[name]] if operands[name] else a.dtype) for name, x in arrays.items()}
-    results = torch.ops.hgemm.fused(
+    operation: Callable[..., Any] = torch.ops.hgemm.fused
+    native = operator._native
+    if not torch.compiler.is_compiling() and native is not None and native.plain(a, b, *arrays.values()):
+        operation = partial(_differentiable, launch=_launch)  # the dispatcher takes 20 us for an operator in Python
+    results = operation(
         *(a, b, [*arrays.values()]),
         epilogue=text,
         names=[*arrays, *numbers],
@@ -139,19 +144,27 @@ def _launch(
     expression = parse_epilogue(epilogue)
     assert expression is not None
     a, b = operator._readable(a), operator._readable(b)
-    d, *further = _results(expression, a, b)
+    results = d, *further = _results(expression, a, b)
     given = dict(zip(names, map(_by_rows, arrays)))
-    operands: dict[str, Any] = {INPUT + one.name: given.get(one.name) for one in expression.operands}
-    operands |= {OUTPUT + one.name: made for one, made in zip(expression.outputs, further)}
-    precision, scalars = operator._precision(a), tuple(sorted(zip(names[len(arrays) :], numbers)))
+    operands = (*[given.get(one.name) for one in expression.operands], *further)
+    program = _program(epilogue, tuple(zip(names[len(arrays) :], numbers)))
+    if operator._native is not None:
+        operator._native.fused(a, b, d, operands, program, alpha, beta, batch_invariant)
+        return [*results]
+    orders = operator._order_options(batch_invariant)
     options = MatmulOptions(
-        *(alpha, beta, "none", precision),
-        **operator._order_options(batch_invariant),
-        epilogue=epilogue,
-        scalars=scalars,
+        alpha, beta, "none", operator._precision(a), **orders, epilogue=epilogue, scalars=program.scalars
     )
-    operator.used_library().launch_expression(a, b, d, operands, options)
-    return [d, *further]
+    operator.used_library().launch_expression(a, b, d, dict(zip(program.operands, operands)), options)
+    return [*results]
+
+
+@lru_cache(1024)
+def _program(text: str, scalars: tuple[tuple[str, float], ...]) -> Program:
+    expression = parse_epilogue(text)
+    assert expression is not None
+    inputs = (INPUT + one.name for one in expression.operands)
+    return Program(text, (*inputs, *(OUTPUT + one.name for one in expression.outputs)), tuple(sorted(scalars)))
 
 
 def _by_rows(x: Tensor) -> Tensor:
@@ -203,12 +216,18 @@ def _shape_of_d(expression: Epilogue, a: Tensor, b: Tensor) -> tuple[int, ...]:
 class _Fused(torch.autograd.Function):
     """The operator with gradients. The forward pass saves derivatives if the library has a kernel of `training_epilogue`.
 
-    The arguments are the keyword arguments of the operator, how to save derivatives or None, a, b, and the arrays.
+    The arguments are the operator or `_launch`, its keyword arguments, how to save derivatives or None, a, b, and the arrays.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, options: dict[str, Any], saving: _Saving | None, a: Tensor, b: Tensor, *arrays: Tensor
+        ctx: Any,
+        launch: Callable[..., list[Tensor]],
+        options: dict[str, Any],
+        saving: _Saving | None,
+        a: Tensor,
+        b: Tensor,
+        *arrays: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.options, ctx.saving = options, saving
         ctx.set_materialize_grads(False)  # a loss may not depend on all results
@@ -216,11 +235,11 @@ class _Fused(torch.autograd.Function):
             if saving:
                 with suppress(UnsupportedError):  # the kernel does not support these operands
                     text = saving.expression.text
-                    d, *saved = torch.ops.hgemm.fused(a, b, arrays, **{**options, "epilogue": text})
+                    d, *saved = launch(a, b, arrays, **{**options, "epilogue": text})
                     ctx.save_for_backward(a, b, *arrays, *saved)
                     return (d,)
             ctx.save_for_backward(a, b, *arrays)
-            return tuple(torch.ops.hgemm.fused(a, b, arrays, **options))
+            return tuple(launch(a, b, arrays, **options))
 
     @staticmethod
     def backward(ctx: Any, *of_results: Tensor | None) -> tuple[Any, ...]:
@@ -229,7 +248,7 @@ class _Fused(torch.autograd.Function):
         Without saved derivatives, the product is computed again, if a derivative needs it. So it is for gradients of gradients.
         """
         options, saving = ctx.options, ctx.saving
-        _, _, needs_a, needs_b, *needed_arrays = ctx.needs_input_grad
+        _, _, _, needs_a, needs_b, *needed_arrays = ctx.needs_input_grad
         a, b, *tensors = ctx.saved_tensors
         arrays, saved = tensors[: len(needed_arrays)], tensors[len(needed_arrays) :]
         expression = parse_epilogue(options["epilogue"])
@@ -275,19 +294,22 @@ class _Fused(torch.autograd.Function):
             if needs_b:
                 of_b = operator._gradient_b(a, product, b, 1.0, invariant)
         of_arrays = (leaves.summed(name, found[name]) if name in found else None for name in names)
-        return None, None, of_a, of_b, *of_arrays
+        return None, None, None, of_a, of_b, *of_arrays
 
 
-def _differentiable(a: Tensor, b: Tensor, arrays: Sequence[Tensor], **options: Any) -> list[Tensor]:
+def _differentiable(
+    a: Tensor, b: Tensor, arrays: Sequence[Tensor], launch: Callable[..., list[Tensor]] | None = None, **options: Any
+) -> list[Tensor]:
+    launch = launch or torch.ops.hgemm.fused
     if torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, *arrays)):
         saving = _saving(options["epilogue"])
         if saving:
             use = (x.requires_grad for name, x in zip(options["names"], arrays) if name in saving.places)
             if not (a.requires_grad or b.requires_grad or any(use)) or not _has_kernel(saving.expression.hash):
                 saving = None
-        return [*_Fused.apply({**_DEFAULTS, **options}, saving, a, b, *arrays)]
+        return [*_Fused.apply(launch, {**_DEFAULTS, **options}, saving, a, b, *arrays)]
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.hgemm.fused(a, b, arrays, **options)
+        return launch(a, b, arrays, **options)
 
 
 _DEFAULTS = {"alpha": 1.0, "beta": 0.0, "batch_invariant": False}

@@ -15,6 +15,7 @@ import sysconfig
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,20 @@ _DTYPES = {"Half": "f16", "BFloat16": "bf16", "Float": "f32", "Double": "f64"}
 _OPERANDS = ("A", "B", "C", "D", "bias")
 
 
+@dataclass(frozen=True)
+class Program:
+    """An expression of a call: its text, its operands with INPUT and OUTPUT before their names, and its numbers."""
+
+    text: str
+    operands: tuple[str, ...]
+    scalars: tuple[tuple[str, float], ...]
+
+
+def _view(given: tuple[Any, ...], device: int) -> View:
+    address, shape, strides, dtype = given
+    return View(address, tuple(shape), tuple(strides), _DTYPES.get(dtype, dtype), device)
+
+
 class Questions:
     """Answers to the C++ operator.
 
@@ -197,18 +212,39 @@ class Questions:
 
         Raises: as Library.matmul.
         """
-        views = {
-            name: View(address, tuple(shape), tuple(strides), _DTYPES.get(dtype, dtype), device)
-            for name, (address, shape, strides, dtype) in (
-                (name, given) for name, given in zip(_OPERANDS, operands) if given
-            )
-        }
+        views = {name: _view(given, device) for name, given in zip(_OPERANDS, operands) if given}
         if 0 in views["D"].shape:
             return {"empty": True, "keep": True}
         always, cublas_order = self._orders()
         precision = "tf32" if tf32 else ""
         orders = (batch_invariant or always, cublas_order)
         options = MatmulOptions(alpha, beta, ACTIVATIONS[activation], precision, *orders)
+        with preparing(stream) as preparation:
+            found = launcher_of(self._library(), views, device, options, self._allocate).describe()
+        return {**found, "keep": not preparation.forbidden}
+
+    def describe_expression(
+        self,
+        a: tuple[Any, ...],
+        b: tuple[Any, ...],
+        d: tuple[Any, ...],
+        more: list[tuple[Any, ...]],
+        program: Program,
+        device: int,
+        alpha: float,
+        beta: float,
+        tf32: bool,
+        batch_invariant: bool,
+        stream: int,
+    ) -> dict[str, Any]:
+        """Return the launch of an expression, as `describe`."""
+        named = zip(("A", "B", "D", *program.operands), (a, b, d, *more))
+        views = {name: _view(given, device) for name, given in named if given}
+        if 0 in views["D"].shape:
+            return {"empty": True, "keep": True}
+        always, cublas_order = self._orders()
+        orders = (batch_invariant or always, cublas_order)
+        options = MatmulOptions(alpha, beta, "none", "tf32" if tf32 else "", *orders, program.text, program.scalars)
         with preparing(stream) as preparation:
             found = launcher_of(self._library(), views, device, options, self._allocate).describe()
         return {**found, "keep": not preparation.forbidden}

@@ -1,4 +1,4 @@
-// torch.ops.hgemm.matmul without Python: finds the launch of a geometry in a cache, writes the addresses, and launches.
+// torch.ops.hgemm.matmul and launches of expressions without Python: finds the launch of a geometry in a cache, writes the addresses, and launches.
 //
 // Python decides everything once per geometry (hgemm/torch/native.py): the kernel, the grid, the packed problem, the tensor maps.
 // A call that is not in the cache asks it. Nothing here knows a kernel, the layout of a Problem, or cuda.h.
@@ -145,6 +145,7 @@ struct Launch {
   std::string attributes;  // CUlaunchAttribute, one after another
   std::string problem;     // packed, with the addresses at `offsets`
   size_t offsets[OPERANDS] = {};
+  std::vector<size_t> more_offsets;  // of the inputs and further results of an expression
   bool has_maps = false;
   MapGeometry map[maps];
   uint64_t span_bytes[OPERANDS] = {};
@@ -196,27 +197,31 @@ struct Key {
 };
 
 struct Hash {
-  size_t operator()(Key const& key) const {
+  template <class Words>
+  static size_t of(Words const& words) {
     uint64_t hash = 0;
-    for (int64_t word : key.word) {
+    for (int64_t word : words) {
       hash = (hash ^ uint64_t(word)) * 0x9E3779B97F4A7C15u;
       hash ^= hash >> 32;
     }
     return hash;
   }
+  size_t operator()(Key const& key) const { return of(key.word); }
+  size_t operator()(std::vector<int64_t> const& words) const { return of(words); }
 };
 
 constexpr size_t max_launches = 4096;
 
 std::mutex mutex;  // never held while the GIL is awaited
 std::unordered_map<Key, std::shared_ptr<Launch const>, Hash> launches;
+std::unordered_map<std::vector<int64_t>, std::shared_ptr<Launch const>, Hash> expressions;  // launches of them
 std::map<std::tuple<int64_t, void*, bool>, int64_t> workspaces;  // by device, stream, and whether a graph is captured
 std::unordered_set<void*> programmatic;                          // kernels that let the next one start early
 uint64_t generation = 0;                                         // counts uses of another library
 
 // ==== Python's part ====
 
-PyObject *describe = nullptr, *allocate = nullptr, *record = nullptr, *activations = nullptr;
+PyObject *describe = nullptr, *describe_expression = nullptr, *allocate = nullptr, *record = nullptr, *activations = nullptr;
 c10::DispatchKey backend = c10::DispatchKey::CUDA, autocast = c10::DispatchKey::AutocastCUDA;
 c10::DeviceType device_type = c10::DeviceType::CUDA;
 
@@ -258,6 +263,9 @@ Launch read(py::dict const& given) {
     TORCH_CHECK(launch.offsets[i] + 8 <= launch.problem.size(), "an address lies outside of the packed problem");
     launch.span_bytes[i] = number(spans[i]);
   }
+  launch.more_offsets = given["more_offsets"].cast<std::vector<size_t>>();
+  for (size_t offset : launch.more_offsets)
+    TORCH_CHECK(offset + 8 <= launch.problem.size(), "an address lies outside of the packed problem");
   launch.c_may_be_d = given["c_may_be_d"].cast<bool>();
   launch.workspace_bytes = number(given["workspace_bytes"]);
   launch.counter_bytes = number(given["counter_bytes"]);
@@ -280,8 +288,10 @@ Launch read(py::dict const& given) {
   return launch;
 }
 
-// Asks Python for the launch of a new geometry. Raises what Python raises.
-std::shared_ptr<Launch const> ask(Call const& call, Key const& key, void* stream) {
+// Asks Python for the launch of a new geometry by a function and its arguments, and keeps it. Raises what Python raises.
+template <class Launches, class Arguments>
+std::shared_ptr<Launch const> ask(Launches& launches, typename Launches::key_type const& key, PyObject* question,
+                                  Arguments const& arguments) {
   std::shared_ptr<Launch const> made;
   uint64_t started;
   bool keep, early;
@@ -291,11 +301,7 @@ std::shared_ptr<Launch const> ask(Call const& call, Key const& key, void* stream
       std::lock_guard<std::mutex> lock(mutex);
       started = generation;
     }
-    py::tuple operands(5);
-    for (int i = 0; i < 5; ++i) operands[i] = described(call.operand[i]);
-    py::object arguments = py::make_tuple(operands, call.device, call.alpha, call.beta, call.activation,
-                                          call.tf32, call.invariant, reinterpret_cast<uint64_t>(stream));
-    py::object given = owned(PyObject_CallObject(describe, arguments.ptr()));
+    py::object given = owned(PyObject_CallObject(question, arguments().ptr()));
     py::dict const description = py::reinterpret_borrow<py::dict>(given);
     made = std::make_shared<Launch const>(read(description));
     keep = description["keep"].cast<bool>();
@@ -353,32 +359,13 @@ bool overlap(int64_t one, uint64_t one_bytes, int64_t other, uint64_t other_byte
   return one_bytes && other_bytes && one < other + int64_t(other_bytes) && other < one + int64_t(one_bytes);
 }
 
-// Launches a call. Returns false, and launches nothing, if D may overlap an operand.
-bool run(Call const& call, Key const& key, bool fresh_output) {
-  void* stream = nullptr;
-  checked(driver.stream(int32_t(call.device), &stream), "find the current stream");
-  std::shared_ptr<Launch const> found;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    auto place = launches.find(key);
-    if (place != launches.end()) found = place->second;
-  }
-  if (!found) found = ask(call, key, stream);
-  Launch const& launch = *found;
-  if (launch.empty) return true;
-
-  int64_t address[OPERANDS] = {};
-  for (int i = 0; i < WORKSPACE; ++i) address[i] = call.operand[i].address;
-  for (int i = 0; !fresh_output && i < WORKSPACE; ++i) {
-    bool const in_place = i == C && address[C] == address[D] && launch.c_may_be_d;
-    if (i != D && !in_place && overlap(address[D], launch.span_bytes[D], address[i], launch.span_bytes[i]))
-      return false;
-  }
-  if (launch.workspace_bytes) address[WORKSPACE] = workspace_of(call.device, stream);
-
+// Launches with the addresses of the operands, and of those that an expression has besides.
+void launch_at(Launch const& launch, int64_t (&address)[OPERANDS], at::ArrayRef<int64_t> more, int64_t device, void* stream) {
+  if (launch.workspace_bytes) address[WORKSPACE] = workspace_of(device, stream);
   alignas(16) char problem[max_problem_bytes];
   std::memcpy(problem, launch.problem.data(), launch.problem.size());
   for (int i = 0; i < OPERANDS; ++i) std::memcpy(problem + launch.offsets[i], &address[i], 8);
+  for (size_t i = 0; i < more.size(); ++i) std::memcpy(problem + launch.more_offsets[i], &more[i], 8);
 
   alignas(64) char map[maps * map_bytes] = {};
   void* parameters[2] = {problem, map};
@@ -403,6 +390,37 @@ bool run(Call const& call, Key const& key, bool fresh_output) {
   if (!status) status = driver.launch(&config, launch.function, parameters, nullptr);
   if (elsewhere) driver.pop(&context);
   checked(status, "launch " + launch.symbol);
+}
+
+// Launches a call. Returns false, and launches nothing, if D may overlap an operand.
+bool run(Call const& call, Key const& key, bool fresh_output) {
+  void* stream = nullptr;
+  checked(driver.stream(int32_t(call.device), &stream), "find the current stream");
+  std::shared_ptr<Launch const> found;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto place = launches.find(key);
+    if (place != launches.end()) found = place->second;
+  }
+  if (!found) {
+    found = ask(launches, key, describe, [&] {
+      py::tuple operands(5);
+      for (int i = 0; i < 5; ++i) operands[i] = described(call.operand[i]);
+      return py::make_tuple(operands, call.device, call.alpha, call.beta, call.activation, call.tf32, call.invariant,
+                            reinterpret_cast<uint64_t>(stream));
+    });
+  }
+  Launch const& launch = *found;
+  if (launch.empty) return true;
+
+  int64_t address[OPERANDS] = {};
+  for (int i = 0; i < WORKSPACE; ++i) address[i] = call.operand[i].address;
+  for (int i = 0; !fresh_output && i < WORKSPACE; ++i) {
+    bool const in_place = i == C && address[C] == address[D] && launch.c_may_be_d;
+    if (i != D && !in_place && overlap(address[D], launch.span_bytes[D], address[i], launch.span_bytes[i]))
+      return false;
+  }
+  launch_at(launch, address, {}, call.device, stream);
   return true;
 }
 
@@ -932,6 +950,109 @@ PyObject* py_matmul(PyObject*, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+// ---- Expressions ----
+
+struct Fused {
+  Operand a, b, d;
+  std::vector<Operand> more;  // inputs that are arrays, in order, then further results; without an address where it is a number
+  PyObject* program;          // what describe_expression takes
+  double alpha, beta;
+  int64_t device;
+  bool tf32, invariant;
+
+  std::vector<int64_t> key() const {
+    std::vector<int64_t> words;
+    words.reserve(8 * (more.size() + 3) + 4);
+    auto add = [&](Operand const& x) {
+      words.push_back(x.type << 13 | x.dims << 5 | (x.address & 31));
+      words.insert(words.end(), x.sizes, x.sizes + 3);
+      words.insert(words.end(), x.strides, x.strides + 3);
+    };
+    add(a), add(b), add(d);
+    for (Operand const& x : more) add(x);
+    int64_t numbers[2];
+    std::memcpy(&numbers[0], &alpha, 8);
+    std::memcpy(&numbers[1], &beta, 8);
+    words.insert(words.end(), {numbers[0], numbers[1], reinterpret_cast<int64_t>(program), device << 2 | tf32 << 1 | invariant});
+    return words;
+  }
+};
+
+// Launches an expression, whose results share no memory with its operands.
+void run(Fused const& call) {
+  void* stream = nullptr;
+  checked(driver.stream(int32_t(call.device), &stream), "find the current stream");
+  auto const key = call.key();
+  std::shared_ptr<Launch const> found;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto place = expressions.find(key);
+    if (place != expressions.end()) found = place->second;
+  }
+  if (!found) {
+    found = ask(expressions, key, describe_expression, [&] {
+      Py_INCREF(call.program);  // the key has its address
+      py::list more;
+      for (Operand const& x : call.more) more.append(described(x));
+      return py::make_tuple(described(call.a), described(call.b), described(call.d), more,
+                            py::reinterpret_borrow<py::object>(call.program), call.device, call.alpha, call.beta, call.tf32,
+                            call.invariant, reinterpret_cast<uint64_t>(stream));
+    });
+  }
+  if (found->empty) return;
+  TORCH_CHECK(found->more_offsets.size() == call.more.size(), "an expression has another number of operands");
+  int64_t address[OPERANDS] = {};
+  address[A] = call.a.address, address[B] = call.b.address, address[D] = call.d.address;
+  c10::SmallVector<int64_t, 8> more;
+  for (Operand const& x : call.more) more.push_back(x.address);
+  launch_at(*found, address, more, call.device, stream);
+}
+
+// plain(tensors...): tell whether a call with these tensors needs nothing of the dispatcher but gradients.
+PyObject* py_plain(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Given plain;
+  for (Py_ssize_t i = 0; i < count; ++i)
+    if (!plain(given[i])) Py_RETURN_FALSE;
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+// fused(a, b, d, more, program, alpha, beta, batch_invariant): launch an expression. `more` has the inputs, None for numbers,
+// and the further results. Results are new tensors.
+PyObject* py_fused(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 8 && PyTuple_Check(given[3]), "fused takes 8 arguments, of which the fourth is a tuple");
+  Fused call;
+  auto unpacked = [](PyObject* object) -> Tensor const& {
+    TORCH_CHECK(THPVariable_Check(object), "an operand is no tensor");
+    return THPVariable_Unpack(object);
+  };
+  Tensor const &a = unpacked(given[0]), &b = unpacked(given[1]), &d = unpacked(given[2]);
+  auto add = [&](Tensor const& x) {
+    if (x.device() != a.device())
+      raise(problem_error, "the arrays lie on different devices: A on ", a.device(), ", another on ", x.device());
+    return operand_of(x);
+  };
+  call.a = add(a), call.b = add(b), call.d = add(d);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[3]); ++i) {
+    PyObject* one = PyTuple_GET_ITEM(given[3], i);
+    call.more.push_back(one == Py_None ? Operand() : add(unpacked(one)));
+  }
+  call.program = given[4];
+  call.alpha = PyFloat_AsDouble(given[5]), call.beta = PyFloat_AsDouble(given[6]);
+  if (PyErr_Occurred()) return nullptr;
+  call.device = std::max<int64_t>(a.device().index(), 0), call.tf32 = as_tf32(a), call.invariant = given[7] == Py_True;
+  {
+    py::gil_scoped_release no_gil;
+    run(call);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// ---- Linear layers ----
+
 // x weight^T + bias by the dispatcher, which records gradients.
 Tensor recorded_linear(Tensor const& x, Tensor const& weight, optional<Tensor> const& bias, c10::string_view activation,
                        bool invariant) {
@@ -994,15 +1115,15 @@ PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// configure(driver, describe, allocate, record, activations, ProblemError, DeviceError, backend): set the callbacks, and
-// register the kernels.
+// configure(driver, describe, describe_expression, allocate, record, activations, ProblemError, DeviceError, backend): set the
+// callbacks, and register the kernels.
 PyObject* py_configure(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
   PyObject *entries, *word;
-  if (!PyArg_ParseTuple(arguments, "O!OOOO!OOO!", &PyDict_Type, &entries, &describe, &allocate, &record, &PyDict_Type,
-                        &activations, &problem_error, &device_error, &PyUnicode_Type, &word))
+  if (!PyArg_ParseTuple(arguments, "O!OOOOO!OOO!", &PyDict_Type, &entries, &describe, &describe_expression, &allocate,
+                        &record, &PyDict_Type, &activations, &problem_error, &device_error, &PyUnicode_Type, &word))
     return nullptr;
-  for (PyObject* kept : {describe, allocate, record, activations, problem_error, device_error}) Py_INCREF(kept);
+  for (PyObject* kept : {describe, describe_expression, allocate, record, activations, problem_error, device_error}) Py_INCREF(kept);
   py::dict const addresses = py::reinterpret_borrow<py::dict>(entries);
   auto set_optional = [&](auto& function, char const* name) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(number(addresses[name]));
@@ -1038,6 +1159,7 @@ PyObject* py_forget(PyObject*, PyObject*) {
   forget_refused();
   std::lock_guard<std::mutex> lock(mutex);
   launches.clear();
+  expressions.clear();
   workspaces.clear();
   ++generation;
   Py_RETURN_NONE;
@@ -1048,6 +1170,7 @@ PyObject* py_release(PyObject*, PyObject*) {
   registered.clear();
   std::lock_guard<std::mutex> lock(mutex);
   launches.clear();
+  expressions.clear();
   workspaces.clear();
   ++generation;
   Py_RETURN_NONE;
@@ -1055,6 +1178,8 @@ PyObject* py_release(PyObject*, PyObject*) {
 
 PyMethodDef methods[] = {
     {"matmul", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&py_matmul)), METH_FASTCALL, nullptr},
+    {"plain", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&py_plain)), METH_FASTCALL, nullptr},
+    {"fused", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&py_fused)), METH_FASTCALL, nullptr},
     {"linear", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&py_linear)), METH_FASTCALL, nullptr},
     {"configure", &py_configure, METH_VARARGS, nullptr},
     {"forget", &py_forget, METH_NOARGS, nullptr},

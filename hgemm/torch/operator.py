@@ -360,7 +360,7 @@ def _start_native(backend: str = "CUDA", driver: dict[str, int] | None = None) -
     _python = None
     questions = native.Questions(used_library, lambda: _orders)
     codes = {word: code for code, word in enumerate(ACTIVATIONS)}
-    callbacks = (questions.describe, questions.allocate, _Product.apply)
+    callbacks = (questions.describe, questions.describe_expression, questions.allocate, _Product.apply)
     module.configure(addresses, *callbacks, codes, ProblemError, DeviceError, backend)
     _native = module
 
