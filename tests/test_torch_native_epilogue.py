@@ -40,8 +40,10 @@ class NativeExpressions(NativeDriver):
 
 @pytest.fixture
 def launching(
-    opened: Library, driver: ExpressionDriver, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[NativeExpressions]:  # noqa: F811
+    opened: Library,  # noqa: F811
+    driver: ExpressionDriver,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[NativeExpressions]:
     """Register the C++ kernels for the CPU. Nothing computes the operator in Python."""
     if not any(map(shutil.which, native.COMPILERS)):
         pytest.skip("there is no C++ compiler here")
