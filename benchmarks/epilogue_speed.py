@@ -39,6 +39,7 @@ TILES = (
     {"tile": "128x256x64", "cooperation": "cooperative", "cluster": ["2x1", "1x1"]},
     {"tile": "256x128x64", "cooperation": "cooperative", "cluster": "2x1"},
     {"tile": "128x128x64", "cooperation": ["pingpong", "cooperative"], "cluster": "2x1"},
+    {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "1x2", "raster": "column"},
     {"tile": "128x192x64", "cooperation": "cooperative", "cluster": "1x1"},
 )
 GALLERY_TILE = {"tile": "128x256x64", "cooperation": "cooperative", "cluster": "2x1"}
@@ -51,7 +52,7 @@ ROTATED_BYTES = 256 << 20
 """Together, the operands of a graph exceed the L2 cache several times."""
 GRAPH_MS, ROUNDS = 6.0, 31
 COMPILED_TOKENS = (2048, 512, 8192, 1024, 4096)
-"""In this order, as far as the time allows: torch.compile tunes each size anew."""
+"""In this order, as far as the time allows: torch.compile tunes each size anew, in about 12 s."""
 
 
 def build(library: str, jobs: int | None) -> dict[str, list[Any]]:
@@ -200,12 +201,12 @@ class Layer:
 
 def fastest(layer: Layer, kernels: list[Any], fused: bool) -> Any:
     """Return the fastest kernel of one expression, by times that are not published."""
-    times = timed({one.symbol: layer.ours(one, fused) for one in kernels}, layer.sets, layer.guess_us, 3, 0.1)
+    times = timed({one.symbol: layer.ours(one, fused) for one in kernels}, layer.sets, layer.guess_us, 7, 0.1)
     return min(kernels, key=lambda one: statistics.median(times[one.symbol]))
 
 
 def tile_of(kernel: Any) -> tuple[str, ...]:
-    return tuple(kernel.record["spec"][name] for name in ("cta_tile", "cluster", "cooperation"))
+    return tuple(kernel.record["spec"][name] for name in ("cta_tile", "cluster", "cooperation", "raster"))
 
 
 def time_layer(kernels: Mapping[str, list[Any]], name: str, text: str, m: int, compiled: bool) -> dict[str, Any]:
@@ -267,6 +268,7 @@ def main() -> None:
         "--seconds", type=float, default=120.0, help="of measurements; the rest of the problems is skipped"
     )
     parser.add_argument("--part", choices=["layers", "gallery", "compiled"], help="measure this part only")
+    parser.add_argument("--tokens", type=int, nargs="+", help="sizes of the parts layers and compiled")
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -284,9 +286,12 @@ def main() -> None:
         "gallery": [],
     }
     layers = (("up", LINEAR), ("gate_up", SWIGLU), ("down", LINEAR))
-    wanted = [(name, text, m) for m in COMPILED_TOKENS for name, text in layers]
+    wanted = [(name, text, m) for m in args.tokens or COMPILED_TOKENS for name, text in layers]
     parts = {
-        "layers": ("layers", (time_layer(kernels, name, text, m, False) for m in TOKENS for name, text in layers)),
+        "layers": (
+            "layers",
+            (time_layer(kernels, name, text, m, False) for m in args.tokens or TOKENS for name, text in layers),
+        ),
         "gallery": ("gallery", gallery(kernels)),
         "compiled": ("layers", (time_layer(kernels, *one, True) for one in wanted)),
     }

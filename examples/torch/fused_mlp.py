@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
 
     import hgemm.torch
 
-    hgemm.torch.use(build(args.library), cpp=False)
+    hgemm.torch.use(build(args.library))
     torch.manual_seed(1)
     rows = []
     for tokens in args.tokens:
