@@ -132,6 +132,10 @@ def ordinal_of(pointer: Address) -> int:
     return int(checked(driver().cuPointerGetAttribute(attribute, pointer), f"find the device of address {pointer:#x}"))
 
 
+LARGE_CLUSTER = 8
+"""CTAs of a cluster that takes half a GPC."""
+
+
 @dataclass(frozen=True)
 class Function:
     """A kernel that is loaded on a device. `resident_ctas` of it fit on the whole device, in whole clusters."""
@@ -144,12 +148,11 @@ class Function:
         """Return whether a launch should start before the previous one has ended (programmatic dependent launch).
 
         The launch first takes the places that the previous one left. If both have the same grid, of more than half of the places,
-        the CTAs of the second one are spread unevenly over the GPCs. Those of a GPC share its bandwidth, so they are slower.
-        Source: benchmarks/data/overlap_h100.json. Launches that start early take 0.93 times as long with a grid of up to 1/2, 1.10
-        times from 1/2 to 4/5 (up to 1.37), and 0.98 times above.
+        the CTAs of the second one are spread unevenly over the GPCs. Those of a GPC share its bandwidth, so they are slower. Large
+        clusters never spread evenly. Source: benchmarks/data/overlap_h100.json and docs/performance-notes.md.
         """
         uneven = self.resident_ctas < 2 * grid_x and 5 * grid_x < 4 * self.resident_ctas
-        return self.traits.programmatic and not uneven
+        return self.traits.programmatic and not (uneven and self.traits.cluster[0] < LARGE_CLUSTER)
 
 
 @dataclass(frozen=True, eq=False)

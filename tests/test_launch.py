@@ -21,7 +21,7 @@ import hgemm.device
 import hgemm.kernel
 from hgemm import DeviceError, Kernel, Problem, ProblemError
 from hgemm.cases import Case, Shape
-from hgemm.device import Image, choose_code, cubin_runs, open_device, ptx_runs
+from hgemm.device import Function, Image, choose_code, cubin_runs, open_device, ptx_runs
 from hgemm.dtypes import decode, encode
 from hgemm.errors import LibraryError, UnsupportedError
 from hgemm.kernel import Launcher
@@ -348,6 +348,13 @@ def test_a_launch_begins_early_unless_it_would_be_spread_unevenly(
     attach(driver, kernel)
     assert (call(kernel, driver, m=m) == 24).all() and driver.launches[0][0] == ctas
     assert driver.attributes == ["PROGRAMMATIC_STREAM_SERIALIZATION"] * early
+
+
+@pytest.mark.parametrize(("shape", "early"), [((2, 2), False), ((2, 4), True)])
+def test_launches_of_large_clusters_begin_early_with_any_grid(shape: tuple[int, int], early: bool) -> None:
+    made = record_of_maps(shape)
+    made["launch"] = {**made["launch"], "programmatic": True}
+    assert Function("function", LaunchTraits.of(made), 120).starts_early(64) == early
 
 
 @pytest.mark.parametrize("repeated", [False, True])

@@ -4,6 +4,8 @@
 
 #include "handle.h"
 
+#define LARGE_CLUSTER 8 /* CTAs of a cluster that takes half a GPC */
+
 /* ---- Kernel parameters ------------------------------------------------------------------------------------------------- */
 
 typedef struct Problem { /* the kernels' first parameter, hgemm::Problem */
@@ -145,7 +147,7 @@ static uint32_t crc32_of(unsigned char const *bytes, uint32_t count) { /* as zli
 }
 
 static int count_resident_ctas(hgemm_handle *handle, hgemm_row const *row, void *function, int *ctas) {
-  int const cluster = (int)(row->cluster_m * row->cluster_n);
+  int const cluster = (int)row->cluster_ctas;
   int status;
   if (cluster > 1 && handle->cuda->resident_clusters != NULL) { /* GPCs differ in size: only the driver knows what fits */
     hgemm_launch_config const config = {(unsigned)cluster * handle->target.sms, 1, 1, row->threads, 1, 1,
@@ -216,17 +218,17 @@ static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *r
 
 /* Returns the grid. Stream-K distributes any number of tiles. */
 static uint32_t grid_of(hgemm_row const *row, hgemm_selected const *selected, uint32_t resident_ctas) {
-  uint32_t const cluster = row->cluster_m * row->cluster_n;
   uint32_t const work = selected->whole_tiles + (uint32_t)(shared_tiles(selected) * selected->splits);
-  uint32_t const resident = resident_ctas > cluster ? resident_ctas : cluster;
+  uint32_t const resident = resident_ctas > row->cluster_ctas ? resident_ctas : row->cluster_ctas;
   if (row->max_ctas > 0) return resident < row->max_ctas ? resident : row->max_ctas;
   return row->persistent && work > resident ? resident : work;
 }
 
 /* Returns whether a launch should start before the previous one has ended, if its kernel is programmatic. With more than half of
- * the places, but not most of them, its CTAs would be spread unevenly over the GPCs. As Function.starts_early of device.py. */
-static int starts_early(uint64_t grid, uint64_t resident_ctas) {
-  return grid * 2 <= resident_ctas || grid * 5 >= resident_ctas * 4;
+ * the places, but not most of them, its CTAs would be spread unevenly over the GPCs, unless its clusters are large. As
+ * Function.starts_early of device.py. */
+static int starts_early(hgemm_row const *row, uint64_t grid, uint64_t resident_ctas) {
+  return grid * 2 <= resident_ctas || grid * 5 >= resident_ctas * 4 || row->cluster_ctas >= LARGE_CLUSTER;
 }
 
 /* Returns whether the next launch on a stream should be programmatic, if its kernel is. Outside captures, the previous work is
@@ -264,7 +266,7 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
   size_t const counter_bytes = zeroed ? 0 : (size_t)counters;
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
   uint32_t const grid = grid_of(row, selected, kernel->resident_ctas);
-  int const early = row->programmatic && counter_bytes == 0 && starts_early(grid, kernel->resident_ctas);
+  int const early = row->programmatic && counter_bytes == 0 && starts_early(row, grid, kernel->resident_ctas);
   hgemm_launch_config const config = {
       grid, 1, 1, row->threads, 1, 1, row->smem_bytes, stream, &programmatic, early && overlap_pays(handle, stream)};
   Parameter parameter;
