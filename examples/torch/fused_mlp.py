@@ -25,7 +25,7 @@ HIDDEN, INTERMEDIATE = 4096, 14336
 """The sizes of Llama 3 8B."""
 ROUNDS, CALLS = 11, 10
 TILES = {
-    (9, 0): {"arch": "sm_90a", "tile": ["128x256x64", "256x128x64", "128x128x64"], "cluster": ["2x1", "1x1"]},
+    (9, 0): {"arch": "sm_90a", "tile": ["128x256x64", "256x128x64", "128x128x64"], "cluster": ["2x1", "1x2"]},
 }
 """The kernels to choose from, by compute capability."""
 

@@ -287,12 +287,16 @@ struct AccumulatorPairs {
         }
         // The columns of a gated pair are a multiple of 8.
         if (!paired || accumulators_of<Policy> > 1 || at.pairs.columns() % 2 == 0) return;
+        int const last = at.pairs.columns() - 1;
         HGEMM_UNROLL
-        for (int i = 0; i < 2 * COUNT; ++i) {  // a second loop, as for C
-          if (!has<COUNT>(at.subtile, i / 2)) continue;
-          Pair const pair = at.pairs.at(at.subtile, i / 2, i % 2);
-          if (pair.first_inside && !pair.second_inside) {
-            words[i / 2][i % 2][0] = atoms::ld_global(place(aux, pair, at.subtile.batch));
+        for (int half = 0; half < 2; ++half) {  // a second loop, as for C
+          int const row = at.pairs.row(at.subtile, half);
+          One const* const from = place(aux, {row, last, true, false}, at.subtile.batch);
+          HGEMM_UNROLL
+          for (int j = 0; j < COUNT; ++j) {
+            if (!has<COUNT>(at.subtile, j)) continue;
+            bool const alone = row < at.pairs.rows() && at.pairs.column(at.subtile, j) == last;
+            if (alone) words[j][half][0] = atoms::ld_global(from);
           }
         }
       }
