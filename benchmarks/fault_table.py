@@ -1247,6 +1247,7 @@ _RESULTS = "y = acc + 1.5 + bias; (y, f32(y * 0.5), row_max(y), row_sum(y))"
 RESULTS = {"arch": "sm_80", "tile": "64x64x32", "epilogue": _RESULTS}
 RESULTS_DIRECT = {**RESULTS, "store": "direct"}
 RESULTS_90 = {"arch": "sm_90a", "tile": "64x24x64", "epilogue": _RESULTS}
+GROUPS_90 = {"arch": "sm_90a", "tile": "64x32x64", "epilogue": "y = acc + 1.5 + bias; (y, y * 0.5)"}
 _COLUMNS = "y = acc + 1.5 + bias; (y, row_sum(y), column_sum(y), column_max(y))"
 COLUMNS = {**RESULTS, "epilogue": _COLUMNS}
 COLUMNS_90 = {**RESULTS_90, "epilogue": _COLUMNS}
@@ -1327,7 +1328,7 @@ EXPRESSIONS = (
     ),
     Fault(
         "wgmma: no last column of a matrix of an expression",
-        At("OfSubtile::Of::load", "pair.first_inside && !pair.second_inside").replace("false"),
+        At("OfSubtile::Of::load", "at.pairs.column(at.subtile, j) == last").replace("false"),
         EXPRESSION_90,
         "65x25x70",
         (NUMBERS,),
@@ -1416,6 +1417,43 @@ EXPRESSIONS = (
         RESULTS_90,
         SEVERAL_TILES,
         (NUMBERS, "write_once"),
+    ),
+    Fault(
+        "wgmma: groups of a further result without their rows",
+        At("OutOfSubtile::Of::store_groups", "row * leading + column").replace("column"),
+        GROUPS_90,
+        SEVERAL_TILES,
+        (NUMBERS, "write_once"),
+    ),
+    Fault(
+        "wgmma: groups of a further result that the lanes do not exchange",
+        At("OutOfSubtile::Of::store_groups", "transpose_quad(words, lane)").drop(),
+        GROUPS_90,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: a transposition with the wrong half",
+        At("transpose_quad", "upper ? words[i] : words[i + bit]", occurrence=0).replace(
+            "upper ? words[i + bit] : words[i]"
+        ),
+        GROUPS_90,
+        SEVERAL_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: the last columns of a further result beyond its end",
+        At("OutOfSubtile::Of::store_groups", "e < inside").replace("e >= 0"),
+        GROUPS_90,
+        SEVERAL_TILES,
+        ("bounds",),
+    ),
+    Fault(
+        "wgmma: groups of a further result beyond its rows",
+        At("OutOfSubtile::Of::store_groups", "row >= at.pairs.rows()").replace("false"),
+        GROUPS_90,
+        SEVERAL_TILES,
+        ("bounds",),
     ),
     Fault(
         "a reduction before the other lanes have stored",
