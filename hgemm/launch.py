@@ -445,12 +445,17 @@ class MapDescription:
 
     @classmethod
     def of(cls, rule: TensorMapRule, extents: tuple[int, int, int], strides: tuple[int, int]) -> MapDescription:
-        """Return a map for which loads beyond the extents return zeros, and stores there do nothing."""
+        """Return a map for which loads beyond the extents return zeros, and stores there do nothing.
+
+        Where rows do not start at multiples of 256 bytes, L2 would load up to twice the bytes with a promotion to 256 bytes.
+        Source: docs/performance-notes.md.
+        """
         d = driver()
+        promotion = 256 if all(stride % 256 == 0 for stride in strides) else 128
         modes = (
             d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(d.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[rule.swizzle_bytes]}"),
-            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            getattr(d.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{promotion}B"),
             d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
         element = getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_ELEMENTS[rule.element]}")

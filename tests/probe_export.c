@@ -156,6 +156,8 @@ static int maps(void) {
   p.batch_stride_a = 4096 * 2048, p.batch_stride_d = (int64_t)4096 * 8192;
   if (hgemm_create(&handle, 0) != HGEMM_OK) return 1;
   if (hgemm_run(handle, &p, NULL) != HGEMM_OK || hgemm_run(handle, &p, NULL) != HGEMM_OK) return 2;
+  p.ldb = 2048 + 64; /* rows of B are no multiples of 256 bytes */
+  if (hgemm_run(handle, &p, NULL) != HGEMM_OK) return 3;
   hgemm_destroy(handle);
   return 0;
 }

@@ -76,9 +76,11 @@ static hgemm_status encode(hgemm_driver const *cuda, hgemm_map_rule const *rule,
   int const layers = batch > 1 && x->stride > 0; /* otherwise the whole batch uses one matrix */
   uint64_t const extents[3] = {(uint64_t)x->contiguous, (uint64_t)x->other, layers ? (uint64_t)batch : 1};
   uint64_t const strides[2] = {(uint64_t)(x->leading * bytes), (uint64_t)((layers ? x->stride : x->leading) * bytes)};
+  /* If rows do not start at multiples of 256 bytes, L2 would load up to twice the bytes with a promotion to 256 bytes. */
+  int const promotion = strides[0] % 256 == 0 && strides[1] % 256 == 0 ? HGEMM_CU_MAP_L2_256B : HGEMM_CU_MAP_L2_128B;
   int const swizzle = rule->swizzle_bytes == 128 ? 3 : (int)(rule->swizzle_bytes / 32); /* CUtensorMapSwizzle */
   int const status = cuda->encode_map(map, types[x->dtype], 3, (void *)(uintptr_t)x->pointer, extents, strides, rule->box,
-                                      ones, 0, swizzle, HGEMM_CU_MAP_L2_256B, 0);
+                                      ones, 0, swizzle, promotion, 0);
   return status == 0 ? HGEMM_OK : hgemm_fail_driver(cuda, status, "encode a tensor map");
 }
 
