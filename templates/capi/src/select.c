@@ -525,6 +525,7 @@ int hgemm_find_order(hgemm_target const *target, hgemm_query const *q, hgemm_ord
 /* ---- Measurements ------------------------------------------------------------------------------------------------------ */
 
 enum { STEP_BITS = 4, ROWS_WEIGHT = 2 }; /* see octave_grid.py */
+enum { BLOCK_ROWS = 64 };
 
 /* Returns the index of the highest bit that is set. x is not 0. */
 static int32_t highest_bit(uint64_t x) {
@@ -571,55 +572,62 @@ static hgemm_measured const *find_measured(hgemm_survey const *survey, hgemm_que
   return NULL;
 }
 
-typedef struct Near { /* a measured problem */
+typedef struct Near { /* a measured problem; `at` is the next one of its ratios */
   hgemm_measured const *problem;
-  uint32_t distance;
+  uint32_t distance, at;
 } Near;
 
-typedef struct Correction { /* of a row's estimate: weights of the measurements nearby, and their ratios times these */
-  uint32_t weights, weighted;
-} Correction;
+typedef struct Nearby { /* the measured problems that correct estimates, and the corrections of BLOCK_ROWS rows from `first` on */
+  uint32_t count, first;
+  Near problems[HGEMM_NEAREST];
+  struct { uint32_t weights, weighted; } rows[BLOCK_ROWS]; /* of the measurements; the weights times the ratios */
+} Nearby;
 
 static uint32_t apart(int32_t x, int32_t y) { return (uint32_t)(x > y ? x - y : y - x); }
 
-/* Writes the measured problems that are near enough to correct estimates, the nearest first, and returns their number. On a tie
- * the first ones count. */
-static uint32_t find_near(hgemm_survey const *survey, hgemm_query const *q, Near near[HGEMM_NEAREST]) {
+/* Writes the measured problems that are near enough to correct estimates, the nearest first. On a tie the first ones count. */
+static void find_nearby(hgemm_survey const *survey, hgemm_query const *q, Nearby *nearby) {
   int32_t const m = octaves(q->m), n = octaves(q->n), k = octaves(q->k > 0 ? q->k : 1), batch = octaves(q->batch);
-  uint32_t count = 0;
+  Near *const near = nearby->problems;
   for (uint32_t i = survey->first; i < survey->first + survey->count; ++i) {
     hgemm_measured const *const problem = &hgemm_measurements[i];
     uint32_t const rows = apart(m, problem->point[0]) + apart(batch, problem->point[3]);
     uint32_t const distance = ROWS_WEIGHT * rows + apart(n, problem->point[1]) + apart(k, problem->point[2]);
     uint32_t place;
     if (distance >= HGEMM_WEIGHT_COUNT || problem->straddles != (q->straddling > 0)) continue;
-    if (count < HGEMM_NEAREST) ++count;
+    if (nearby->count < HGEMM_NEAREST) ++nearby->count;
     else if (distance >= near[HGEMM_NEAREST - 1].distance) continue;
-    for (place = count - 1; place > 0 && near[place - 1].distance > distance; --place) near[place] = near[place - 1];
-    near[place] = (Near){problem, distance};
+    for (place = nearby->count - 1; place > 0 && near[place - 1].distance > distance; --place) near[place] = near[place - 1];
+    near[place] = (Near){problem, distance, 0};
   }
-  return count;
 }
 
-/* Writes the corrections of all rows. */
-static void set_corrections(hgemm_survey const *survey, hgemm_query const *q, Correction corrections[HGEMM_ROW_COUNT]) {
-  Near near[HGEMM_NEAREST];
-  uint32_t const count = find_near(survey, q, near);
-  memset(corrections, 0, HGEMM_ROW_COUNT * sizeof *corrections);
-  for (uint32_t i = 0; i < count; ++i) {
-    hgemm_measured const *const problem = near[i].problem;
-    for (uint32_t at = problem->first_ratio; at < problem->first_ratio + problem->ratio_count; ++at) {
-      Correction *const its = &corrections[hgemm_ratios[at].row];
-      its->weights += hgemm_weights[near[i].distance];
-      its->weighted += (uint32_t)hgemm_weights[near[i].distance] * hgemm_ratios[at].ratio;
+/* Computes the corrections of BLOCK_ROWS rows. `first` must ascend from call to call; 0 begins again. An array for all rows would
+ * need a stack that grows with the library. */
+static void set_block(Nearby *nearby, uint32_t first) {
+  nearby->first = first;
+  memset(nearby->rows, 0, sizeof nearby->rows);
+  for (uint32_t i = 0; i < nearby->count; ++i) {
+    Near *const near = &nearby->problems[i];
+    hgemm_ratio const *const ratios = &hgemm_ratios[near->problem->first_ratio];
+    uint32_t const weight = hgemm_weights[near->distance];
+    if (first == 0) near->at = 0;
+    for (; near->at < near->problem->ratio_count && ratios[near->at].row < first + BLOCK_ROWS; ++near->at) {
+      if (ratios[near->at].row < first) continue;
+      nearby->rows[ratios[near->at].row - first].weights += weight;
+      nearby->rows[ratios[near->at].row - first].weighted += weight * ratios[near->at].ratio;
     }
   }
 }
 
-/* Returns the factor that corrects the estimate of a row: the weighted mean of its ratios and of 1. */
-static uint32_t factor_of(uint32_t row, Correction its) {
+/* Returns the factor that corrects the estimate of a row, the weighted mean of its ratios and of 1, or 0 if it was measured on no
+ * problem nearby. Rows must ascend from call to call, after set_block(nearby, 0). */
+static uint32_t factor_of(Nearby *nearby, uint32_t row) {
   uint32_t const own = hgemm_estimate_weights[hgemm_rows[row].calibration];
-  return (own * FACTOR_ONE + its.weighted) / (own + its.weights);
+  if (nearby->count == 0) return 0;
+  if (row >= nearby->first + BLOCK_ROWS) set_block(nearby, row);
+  if (nearby->rows[row - nearby->first].weights == 0) return 0;
+  return (own * FACTOR_ONE + nearby->rows[row - nearby->first].weighted) / (own + nearby->rows[row - nearby->first].weights);
 }
 
 /* ---- Selection --------------------------------------------------------------------------------------------------------- */
@@ -746,22 +754,22 @@ static hgemm_selected best_measured(hgemm_target const *target, hgemm_query cons
   return NONE;
 }
 
-/* Returns the row with the lowest estimate of all rows that run in this mode. Stops early for rows that cannot win. Without
- * measurements, `corrections` is null. */
-static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query const *q, Correction const *corrections,
-                                     uint8_t mode, hgemm_order const *order) {
+/* Returns the row with the lowest estimate of all rows that run in this mode. Stops early for rows that cannot win. */
+static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query const *q, Nearby *nearby, uint8_t mode,
+                                     hgemm_order const *order) {
   hgemm_selected best = NONE;
   Limit limit = NO_LIMIT;
   uint32_t const provided = provided_by(q);
   Size const size = size_of(q);
+  set_block(nearby, 0);
   for (uint32_t i = 0; i < target->count; ++i) {
     hgemm_group const *const group = &hgemm_groups[target->order[i]];
     if (target->group_modes[target->order[i]] != mode || !hgemm_kind_matches(group->kind, q->kind)) continue;
     for (uint32_t index = group->first; index < group->first + group->count; ++index) {
       hgemm_row const *const row = &hgemm_rows[index];
-      int const is_corrected = corrections != NULL && corrections[index].weights > 0;
+      uint32_t const factor = factor_of(nearby, index);
       uint64_t tiles, clocks;
-      limit.factor = is_corrected ? factor_of(index, corrections[index]) : FACTOR_ONE;
+      limit.factor = factor > 0 ? factor : FACTOR_ONE;
       if (target->row_modes[index] != mode) continue;
       if (corrected(row->launch_clocks + dram_clocks(row, dram_kib(row, size)), limit.factor) >= limit.best) continue;
       if (!supports_in(target, index, q, provided, &tiles, order)) continue;
@@ -769,7 +777,7 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
       if (corrected(clocks, limit.factor) < limit.best) {
         limit.best = corrected(clocks, limit.factor);
         best.row = index, best.tiles = tiles, best.clocks = clocks;
-        best.rule = is_corrected ? HGEMM_RULE_NEAR : row->calibration == OF_KERNEL ? HGEMM_RULE_SHIPPED : HGEMM_RULE_ESTIMATED;
+        best.rule = factor > 0 ? HGEMM_RULE_NEAR : row->calibration == OF_KERNEL ? HGEMM_RULE_SHIPPED : HGEMM_RULE_ESTIMATED;
       }
     }
   }
@@ -779,11 +787,12 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
 static int search_in(hgemm_target const *target, hgemm_query const *q, hgemm_order const *order, hgemm_selected *found) {
   hgemm_survey const *const survey = find_survey(target, q->kind);
   hgemm_measured const *const measured = survey != NULL && survey->sms == target->sms ? find_measured(survey, q) : NULL;
-  Correction corrections[HGEMM_ROW_COUNT];
-  if (survey != NULL) set_corrections(survey, q, corrections);
+  Nearby nearby;
+  nearby.count = 0;
+  if (survey != NULL) find_nearby(survey, q, &nearby);
   for (uint8_t mode = HGEMM_SAME_ARCH_CUBIN; mode <= HGEMM_PTX_JIT; ++mode) {
     *found = measured != NULL ? best_measured(target, q, measured, mode, order) : NONE;
-    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, q, survey != NULL ? corrections : NULL, mode, order);
+    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, q, &nearby, mode, order);
     if (found->row == HGEMM_ROW_COUNT) continue;
     set_options(target, q, order, found);
     return 1;
