@@ -151,8 +151,7 @@ inline void switch_fiber(Fiber& from, Fiber& to) {
 // Loads what a switch to the fiber reads, because its stack is seldom in a cache.
 inline void prefetch([[maybe_unused]] Fiber const& fiber) {
 #if HGEMM_FIBER_ASSEMBLY
-  __builtin_prefetch(fiber.registers);
-  __builtin_prefetch(static_cast<char const*>(fiber.registers) + 64);
+  for (int i = 0; i < 4; ++i) __builtin_prefetch(static_cast<char const*>(fiber.registers) + i * 64);
 #endif
 }
 

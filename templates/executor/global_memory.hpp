@@ -65,10 +65,10 @@ class GlobalMemory {
   // Counts a write of elements that must be written exactly once. Returns an error, or an empty string.
   std::string count_element_writes(Region& region, uintptr_t address, uint32_t bytes) {
     std::string again;
-    for (uintptr_t at = address; at < address + bytes; at += region.is.element_bytes) {
-      uint8_t& writes = region.writes[region.element_index(at)];
-      if (writes < 255) ++writes;
-      if (writes > 1 && again.empty()) again = element(region, at) + " is written again";
+    uint8_t* writes = &region.writes[region.element_index(address)];
+    for (uintptr_t at = address; at < address + bytes; at += region.is.element_bytes, ++writes) {
+      if (*writes < 255) ++*writes;
+      if (*writes > 1 && again.empty()) again = element(region, at) + " is written again";
     }
     return again;
   }
@@ -78,11 +78,12 @@ class GlobalMemory {
     std::string first;
     for (uint64_t batch = 0; batch < region.is.batches; ++batch) {
       for (uint64_t row = 0; row < region.is.rows; ++row) {
-        uint64_t const offset = batch * region.is.batch_stride_bytes + row * region.is.pitch_bytes;
-        for (uint64_t at = offset; at < offset + region.is.row_bytes; at += region.is.element_bytes) {
-          if (region.writes[region.element_index(region.begin + at)]) continue;
+        uintptr_t const begin = region.begin + batch * region.is.batch_stride_bytes + row * region.is.pitch_bytes;
+        uint8_t const* const writes = &region.writes[region.element_index(begin)];
+        for (uint64_t i = 0; i * region.is.element_bytes < region.is.row_bytes; ++i) {
+          if (writes[i]) continue;
           ++count;
-          if (first.empty()) first = element(region, region.begin + at);
+          if (first.empty()) first = element(region, begin + i * region.is.element_bytes);
         }
       }
     }

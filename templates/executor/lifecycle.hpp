@@ -35,6 +35,7 @@ class Pages {
   size_t bytes_ = 0;
 };
 inline Pages arena_pages, stack_pages;
+inline std::vector<Shadow> kept_shadows;  // of the shared memory of each slot, for the same reason
 
 Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
     : request_(request),
@@ -55,6 +56,7 @@ Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
   for (size_t slot = 0; slot < slots; ++slot) {
     ctas_[slot].arena = reinterpret_cast<unsigned char*>(first + slot * shared_window);
     ctas_[slot].cluster = &clusters_[slot / cluster_ctas_];
+    if (slot < kept_shadows.size()) std::swap(ctas_[slot].shadow, kept_shadows[slot]);
     clusters_[slot / cluster_ctas_].ctas.push_back(&ctas_[slot]);
   }
   for (uint32_t number = ctas / cluster_ctas_; number-- > 0;) waiting_clusters_.push_back(number);
@@ -83,6 +85,10 @@ Machine::~Machine() {
   if (ctas_.size() * request_.threads > max_cached_threads) {
     arena_pages.release();
     stack_pages.release();
+    kept_shadows.clear();
+  } else {
+    kept_shadows.resize(std::max(kept_shadows.size(), ctas_.size()));
+    for (size_t slot = 0; slot < ctas_.size(); ++slot) std::swap(ctas_[slot].shadow, kept_shadows[slot]);
   }
   machine = nullptr;
   place = nullptr;
@@ -213,6 +219,7 @@ void Machine::wait_for(Operation& operation, void const* program_counter) {
 void Machine::run_next_fiber(Fiber& from) {
   if (++queue_at_ < queue_end_) {
     place = queue_[queue_at_];
+    if (queue_at_ + 6 < queue_end_) __builtin_prefetch(queue_[queue_at_ + 6]);
     if (queue_at_ + 2 < queue_end_) prefetch(queue_[queue_at_ + 2]->fiber);
     switch_fiber(from, queue_[queue_at_]->fiber);
   } else {

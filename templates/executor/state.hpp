@@ -47,13 +47,13 @@ struct BoxStore {
   Access access;        // of its writes
 };
 
-// One thread of the kernel. It has already run up to its next operation.
+// One thread of the kernel. It has already run up to its next operation. What a switch of fibers needs is in one cache line.
 struct alignas(64) Lane : Place {
   Operation* operation = nullptr;  // its next operation
   void const* program_counter = nullptr;
+  Fiber fiber;
   Cta* cta = nullptr;
   bool exited = false;
-  Fiber fiber;
   Knowledge knowledge;
 
   // ---- Asynchronous copies ----
