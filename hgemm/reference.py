@@ -289,7 +289,7 @@ def _add_steps(traits: LaunchTraits, a_all: Sequence[Any], b_all: Sequence[Any],
         for at, end in steps_of(traits, 0, last, traits.tile_k):
             tile = a[:, :, at:end] @ b[:, at:end]
             least, most = np.minimum(least, tile), np.maximum(most, tile)
-    total = np.zeros(found.total.shape)
+    total = magnitude = np.zeros(found.total.shape)
     steps = steps_of(traits, 0, last, STEP)
     for at, end in sorted(steps) if shared else steps:
         groups = -(-(end - at) // group)
@@ -299,11 +299,12 @@ def _add_steps(traits: LaunchTraits, a_all: Sequence[Any], b_all: Sequence[Any],
             variance += half * half / 3  # the addition to earlier accumulators
             worst += half
         before, total = total, total + a[:, :, at:end] @ b[:, at:end]
+        magnitude_before, magnitude = magnitude, np.abs(total)
         square = a_squared[:, :, at:end] @ b_squared[:, at:end]
         if shared:
             largest = np.maximum(np.maximum(before, total) - low + most, high - np.minimum(before, total) - least)
         else:
-            largest = np.maximum(np.abs(before), np.abs(total))
+            largest = np.maximum(magnitude_before, magnitude)
         if traits.acc != "f32":  # f16 sums are rounded after each group, when they may be larger than after the step
             for part in range(at + group, end, group):
                 largest = np.maximum(largest, np.abs(before + a[:, :, at:part] @ b[:, at:part]))
@@ -314,7 +315,7 @@ def _add_steps(traits: LaunchTraits, a_all: Sequence[Any], b_all: Sequence[Any],
         if shared:
             bias += unit * (groups * _F32_ROUND + fraction * np.abs(signs))
         else:
-            bias -= unit * (groups * _F32_ROUND * np.sign(total) + fraction * signs)
+            bias -= unit * (np.copysign(groups * _F32_ROUND, total) + fraction * signs)
         if traits.acc != "f32":
             half = np.maximum(unit * _F16_ROUND, _F16_TINY)
             worst += groups * half
@@ -329,7 +330,8 @@ def _add_steps(traits: LaunchTraits, a_all: Sequence[Any], b_all: Sequence[Any],
             else np.minimum(np.sqrt(2 * unit) * (a_fine[:, :, at:end] @ b_fine[:, at:end]), end - at)
         )
         unit *= unit
-        variance += unit * rounded / 3
+        unit *= rounded / 3
+        variance += unit
     found.total[...] = total
 
 

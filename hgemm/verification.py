@@ -354,7 +354,8 @@ class Operand(Buffer):
     @staticmethod
     def unwritten(found: np.ndarray) -> np.ndarray:
         """Return for each element whether it still holds the canary."""
-        return np.asarray(np.all(found.view("<u2").reshape(*found.shape, -1) == CANARY, axis=-1))
+        words = found.view(f"<u{found.itemsize}")
+        return np.asarray(words == np.iinfo(words.dtype).max)
 
 
 class SparseOperand(Operand):
