@@ -31,7 +31,7 @@ from generator.proof import executor as abi
 from generator.proof import jobs as emulate
 from generator.proof.coverage import Coverage
 from generator.proof.executor import Adversary, Finding, HostToolchain, Launch, Report
-from generator.proof.jobs import ProofRequest, Prover, Text, check_here, pack, request_of, unpack, workers
+from generator.proof.jobs import ProofRequest, Prover, Text, check_here, request_of, workers
 from generator.proof.machine import (
     PERSISTENT_CTAS,
     EmulatedKernel,
@@ -241,7 +241,7 @@ def test_a_text_that_is_no_kernel_is_told_of(
 
 def test_ptx_that_is_not_understood_is_told_of(host_toolchain: HostToolchain) -> None:
     asked = request(host_toolchain, kernel_of(ONE))
-    wrong = replace(asked, ptx=pack(unpack(asked.ptx).replace("bar.sync", "bar.sunk").encode()))
+    wrong = replace(asked, ptx=asked.ptx.replace("bar.sync", "bar.sunk"))
     outcome, _ = workers(1).check(wrong)
     assert outcome.failed and "PTX instruction bar.sunk is not supported, at line" in outcome.reason, outcome.reason
 

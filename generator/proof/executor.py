@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 import generator.ptx
@@ -499,7 +499,7 @@ class HostToolchain:
         """
         executor = self.executor(rebuild)
         translated = _translated(symbol, ptx, twin)
-        inputs = {**includes_of_file(PTX, self.templates), "kernel.cpp": _hash(translated.encode()), "": executor.name}
+        inputs = {**self._includes(PTX), "kernel.cpp": _hash(translated.encode()), "": executor.name}
         fewer_passes = _FEWER_PASSES if self.compiler.is_gcc else ()
         options = (*_KERNEL_OPTIONS, self.level, *fewer_passes, *self.compiler.linker)
         name = self._name("kernel", options, inputs, ".so")
@@ -514,21 +514,21 @@ class HostToolchain:
 
     def runner(self) -> Path:
         """Return the program that loads a kernel's shared object in a process of its own."""
-        name = self._name("runner", _RUNNER_OPTIONS, includes_of_file(RUNNER, self.templates), "")
+        name = self._name("runner", _RUNNER_OPTIONS, self._includes(RUNNER), "")
         return cached(self.cache, name) or self._compile(
             "the runner", _RUNNER_OPTIONS, [self._path(RUNNER), "-ldl"], name
         )
 
     def ordered_sum(self) -> Path:
         """Return the shared object that adds products in a given order."""
-        name = self._name("ordered-sum", _LIBRARY_OPTIONS, includes_of_file(ORDERED_SUM, self.templates), ".so")
+        name = self._name("ordered-sum", _LIBRARY_OPTIONS, self._includes(ORDERED_SUM), ".so")
         return cached(self.cache, name) or self._compile(
             "the ordered sum", _LIBRARY_OPTIONS, [self._path(ORDERED_SUM)], name
         )
 
     def executor(self, rebuild: bool = False) -> Path:
         """Return the executor's object file, which is linked into every kernel. Building it takes some seconds."""
-        name = self._name("executor", _EXECUTOR_OPTIONS, includes_of_file(EXECUTOR, self.templates), ".o")
+        name = self._name("executor", _EXECUTOR_OPTIONS, self._includes(EXECUTOR), ".o")
         found = None if rebuild else cached(self.cache, name)
         return found or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
 
@@ -537,6 +537,16 @@ class HostToolchain:
         files = {**includes_of_file(EXECUTOR, self.templates), **includes_of_file(PTX, self.templates)}
         files |= {path.name: _hash(path.read_bytes()) for path in _TRANSLATION}
         return _hash(json.dumps(files, sort_keys=True).encode())[:16]
+
+    def _includes(self, name: str) -> dict[str, str]:
+        """Return `includes_of_file`, read once: a proof needs it for each object."""
+        if name not in self._known_includes:
+            self._known_includes[name] = includes_of_file(name, self.templates)
+        return self._known_includes[name]
+
+    @cached_property
+    def _known_includes(self) -> dict[str, dict[str, str]]:
+        return {}
 
     def _path(self, name: str) -> str:
         return str(self.templates / name)

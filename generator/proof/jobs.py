@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import gc
 import hashlib
 import json
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import time
 import traceback
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -50,7 +48,7 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """A kernel to prove: its PTX, packed by `pack`, its record, and the host toolchain. Empty `shapes` means its default cases."""
+    """A kernel to prove: its PTX, its record, and the host toolchain. Empty `shapes` means its default cases."""
 
     symbol: str
     ptx: str
@@ -69,15 +67,6 @@ class ProofRequest:
     """Kernels that differ only in numbers (see generator.proof.twins): the symbol, PTX, record and `mma_per_k_tile` of each."""
 
 
-def pack(text: bytes) -> str:
-    """Return a text in a form that fits an argument of a command: Linux allows 128 KiB, and PTX exceeds it."""
-    return base64.b85encode(zlib.compress(text)).decode()
-
-
-def unpack(packed: str) -> str:
-    return zlib.decompress(base64.b85decode(packed)).decode()
-
-
 _SECTIONS = ("symbol", "arch", "spec", "launch", "traits", "accumulation_order")
 """The sections of a record that a proof reads. Records of older versions lack the last one."""
 
@@ -88,7 +77,7 @@ def request_of(
     """Return the request for a kernel's PTX and record. The record may lack the sections of a compiled kernel."""
     return ProofRequest(
         symbol=record["symbol"],
-        ptx=pack(ptx),
+        ptx=ptx.decode(),
         record={name: record[name] for name in _SECTIONS if name in record},
         mma_per_k_tile=record["proof"]["mma_per_k_tile"],
         compiler=host_toolchain.compiler.command,
@@ -101,6 +90,11 @@ def request_of(
         level=host_toolchain.level,
         linker=host_toolchain.compiler.linker,
     )
+
+
+def _kernel_of(request: ProofRequest) -> dict[str, Any]:
+    """Return the fields that describe the kernel."""
+    return {name: getattr(request, name) for name in ("symbol", "ptx", "record", "mma_per_k_tile")}
 
 
 # ==== Processes ====
@@ -151,7 +145,7 @@ class _Server:
             self.process.stdin.close()
 
 
-_KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": f"{32 << 20}", "MALLOC_TRIM_THRESHOLD_": f"{32 << 20}"}
+_KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": f"{32 << 20}", "MALLOC_TRIM_THRESHOLD_": f"{1 << 30}"}
 _IDLE: dict[str, list[_Server]] = {}
 """Servers without work, by the environment of their processes."""
 
@@ -207,6 +201,7 @@ def serve() -> None:
 def _prove_in_fork(line: str, outputs: Iterable[int]) -> NoReturn:
     status = 1
     try:
+        gc.disable()  # the process ends soon
         empty = os.open(os.devnull, os.O_RDONLY)
         for number, descriptor in enumerate((empty, *outputs)):
             os.dup2(descriptor, number)
@@ -234,17 +229,13 @@ def check_here(request: ProofRequest) -> CheckOutcome:
     """Prove a kernel in this process. Raises HgemmError if it cannot be built or launched."""
     from generator.proof.proving import Subject, check_numbers, prove  # imports NumPy, which only this process needs
 
-    def subject_in(symbol: str, ptx: str, record: Mapping[str, Any], mma_per_k_tile: int) -> Subject:
-        return Subject(symbol, unpack(ptx), record, mma_per_k_tile)
-
     began = time.monotonic()
     compiler = HostCompiler(tuple(request.compiler), request.identity, tuple(request.linker))
     host_toolchain = HostToolchain(
         compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level
     )
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
-    subject = subject_in(request.symbol, request.ptx, request.record, request.mma_per_k_tile)
-    twins = [subject_in(**one) for one in request.twins]
+    subject, *twins = (Subject(**one) for one in (_kernel_of(request), *request.twins))
     proved = prove(subject, host_toolchain, shapes, request.seed, twins)
     checks = tuple(asdict(check) for check in proved.checks)
     took = time.monotonic() - began
@@ -299,10 +290,16 @@ def prove_texts(
     Kernels that differ only in name and architecture share one run. With `twins`, kernels that differ only in numbers share the
     cases that do not depend on them: all but the first one run those of numbers.
     """
-    host_toolchain.executor()
     prove = partial(_prove_twins, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
     with ProcessPoolExecutor(jobs) as pool:
-        compiled = list(pool.map(partial(_compiled, templates=host_toolchain.templates), texts))
+        executor = pool.submit(host_toolchain.executor)  # takes some seconds, beside the first kernels
+        compiling = pool.map(partial(_compiled, templates=host_toolchain.templates), texts)
+        try:
+            executor.result()
+        except HgemmError:
+            pool.shutdown(cancel_futures=True)
+            raise
+        compiled = list(compiling)
         groups: dict[str, dict[str, tuple[Text, bytes | str]]] = {}
         for text, one in zip(texts, compiled):
             group = one.twin_key if twins and one.twin_key else one.run_key
@@ -373,18 +370,14 @@ def _prove_text(
     if isinstance(ptx, str):
         return CheckOutcome(text.symbol, error=ptx)
     request = request_of(host_toolchain, ptx, text.record, seed=seed)
-    others = [asdict(request_of(host_toolchain, ptx, text.record)) for text, ptx in twins]
-    request = replace(request, twins=[{name: other[name] for name in _OF_KERNEL} for other in others])
+    others = [_kernel_of(request_of(host_toolchain, ptx, text.record)) for text, ptx in twins]
+    request = replace(request, twins=others)
     outcome, _ = workers(1, timeout_s).check(request)
     return _located(outcome, text, ptx, host_toolchain)
 
 
 def _located(outcome: CheckOutcome, text: Text, ptx: bytes, host_toolchain: HostToolchain) -> CheckOutcome:
     return located(outcome, ptx, text.record, host_toolchain.templates) if outcome.failed else outcome
-
-
-_OF_KERNEL = ("symbol", "ptx", "record", "mma_per_k_tile")
-"""The fields of a ProofRequest that describe its kernel."""
 
 
 # ==== `hgemm verify --emulate` and `generate --verify emulate` ====

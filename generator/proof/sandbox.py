@@ -217,9 +217,15 @@ def require_well_formed(document: dict) -> None:
         _require(_REJECTED, document[_REJECTED], "str")
         return
     for kind, name in ((Finding, "findings"), (Site, "sites")):
-        fields = tuple(kind.__annotations__.items())
-        for item in document[name]:
-            for field, word in fields:
+        fields = kind.__annotations__
+        types = [_TYPES[word] for word in fields.values()]
+        texts = [field for field, word in fields.items() if word == "str"]
+        for item in document[name]:  # there are many sites, so all fields are checked at once
+            if [type(item[field]) for field in fields] == types and "".join(
+                [item[text] for text in texts]
+            ).isprintable():
+                continue
+            for field, word in fields.items():
                 _require(field, item[field], word)
     for name, count in document["counters"].items():
         _require("counter", name, "str")
