@@ -313,6 +313,11 @@ class Library:
     def __repr__(self) -> str:
         return f"Library({str(self.folder)!r})"
 
+    @property
+    def builds(self) -> bool:
+        """Whether kernels that calls lack are built."""
+        return self._growth is not None
+
     @cached_property
     def _launch_cache(self) -> LaunchCache:
         return LaunchCache(

@@ -16,12 +16,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 import hgemm  # noqa: E402
 import hgemm.torch as hgemm_torch  # noqa: E402
 import hgemm.torch.epilogue as fused_operator  # noqa: E402
+import hgemm.torch.operator as operator  # noqa: E402
 from examples import epilogues  # noqa: E402
 from examples.torch import fused_mlp  # noqa: E402
 from hgemm import ProblemError, interleave  # noqa: E402
 from hgemm.epilogue import Epilogue, parse_epilogue  # noqa: E402
 from hgemm.epilogue_gradient import evaluate, values_of  # noqa: E402
 from hgemm.epilogue_language import as_epilogue  # noqa: E402
+from hgemm.errors import LibraryError  # noqa: E402
 
 M, N, K = 5, 16, 7
 FORMULAS = {
@@ -145,6 +147,33 @@ def test_the_forward_pass_saves_the_derivatives(
         torch.autograd.gradgradcheck(run, (a, b, *inputs.values()), fast_mode=True)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_library_that_builds_saves_the_derivatives(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expression, launched = as_epilogue(FORMULAS["pair"]), []
+    (a, b), inputs = operands(expression)
+    training = hgemm_torch.training_epilogue(expression)
+    monkeypatch.setattr(operator, "_library", SimpleNamespace(table=SimpleNamespace(groups=()), builds=True))
+    monkeypatch.setattr(fused_operator, "_not_built", set())
+    expected = torch.autograd.grad(hgemm_torch.fused(a, b, expression, inputs).sum(), (a, b), create_graph=True)
+    results = fused_operator._results
+
+    def computed(given, *operands):  # the first part of a launch
+        launched.append(given)
+        if fails and given == training:
+            raise LibraryError("there is no compiler")
+        return results(given, *operands)
+
+    monkeypatch.setattr(fused_operator, "_results", computed)
+    for _ in range(2):
+        found = torch.autograd.grad(hgemm_torch.fused(a, b, expression, inputs).sum(), (a, b))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+    assert launched == ([training, expression, expression] if fails else [training, training])
+    assert ("there is no compiler" in caplog.text) == fails
+
+
 def recorded(calls: list, function):
     return lambda *given: calls.append(given) or function(*given)
 
@@ -197,7 +226,9 @@ def test_types_inputs_and_numbers_are_converted(monkeypatch: pytest.MonkeyPatch)
     formula = "scale: Column['f32']; gain: Scalar; relu(acc + bias) * scale * gain"
     found = hgemm_torch.fused(a, b, formula, given)
     found.float().sum().backward()
-    monkeypatch.setattr(hgemm_torch.operator, "_library", SimpleNamespace(table=SimpleNamespace(groups=())))
+    monkeypatch.setattr(
+        hgemm_torch.operator, "_library", SimpleNamespace(table=SimpleNamespace(groups=()), builds=False)
+    )
     again = hgemm.matmul(a, b, bias=bias, epilogue=formula, inputs={"scale": scale, "gain": 2})
     assert torch.equal(again, found) and again.requires_grad
     assert found.dtype is torch.float16 and (bias.grad.dtype, scale.grad.dtype) == (torch.float32, torch.float16)

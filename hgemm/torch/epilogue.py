@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -18,7 +18,7 @@ from hgemm.dispatch_table import DispatchTable
 from hgemm.epilogue import OF_PROBLEM, PAIR_COLUMNS, Epilogue, EpilogueError, Input, columns_of_d, parse_epilogue
 from hgemm.epilogue_gradient import ONE, evaluate, gradient_of, gradients, needed, values_of
 from hgemm.epilogue_language import Value, as_epilogue, expression_of, f32
-from hgemm.errors import ProblemError, UnsupportedError
+from hgemm.errors import DeviceError, HgemmError, ProblemError, UnsupportedError
 from hgemm.gated import interleave
 from hgemm.launch_traits import INPUT, OUTPUT
 from hgemm.problem import EPILOGUE_SHIFT
@@ -26,6 +26,7 @@ from hgemm.products import MatmulOptions
 from hgemm.torch import operator
 from hgemm.torch.native import Program
 
+_LOG = logging.getLogger("hgemm")
 SCHEMA = (
     "(Tensor a, Tensor b, Tensor[] arrays, *, str epilogue, str[] names, float[] numbers, "
     "float alpha=1.0, float beta=0.0, bool batch_invariant=False) -> Tensor[]"
@@ -233,11 +234,19 @@ class _Fused(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # a loss may not depend on all results
         with torch._C._AutoDispatchBelowAutograd():
             if saving:
-                with suppress(UnsupportedError):  # the kernel does not support these operands
-                    text = saving.expression.text
-                    d, *saved = launch(a, b, arrays, **{**options, "epilogue": text})
+                try:
+                    d, *saved = launch(a, b, arrays, **{**options, "epilogue": saving.expression.text})
                     ctx.save_for_backward(a, b, *arrays, *saved)
                     return (d,)
+                except UnsupportedError:  # the kernel does not support these operands
+                    pass
+                except (ProblemError, DeviceError):
+                    raise
+                except HgemmError as error:  # the library cannot build it
+                    _LOG.warning(
+                        "no kernel saves the derivatives of an epilogue, so they are computed again: %s", error
+                    )
+                    _not_built.add(saving.expression.hash)
             ctx.save_for_backward(a, b, *arrays)
             return tuple(launch(a, b, arrays, **options))
 
@@ -305,7 +314,7 @@ def _differentiable(
         saving = _saving(options["epilogue"])
         if saving:
             use = (x.requires_grad for name, x in zip(options["names"], arrays) if name in saving.places)
-            if not (a.requires_grad or b.requires_grad or any(use)) or not _has_kernel(saving.expression.hash):
+            if not (a.requires_grad or b.requires_grad or any(use)) or not _gets_kernel(saving.expression.hash):
                 saving = None
         return [*_Fused.apply(launch, {**_DEFAULTS, **options}, saving, a, b, *arrays)]
     with torch._C._AutoDispatchBelowAutograd():
@@ -496,6 +505,17 @@ def _has_kernel(expression_hash: str) -> bool:
     if not operator.has_library():
         return False
     return int(f"1{expression_hash}", 16) in _expressions(operator.used_library().table)  # as in Kind.code
+
+
+def _gets_kernel(expression_hash: str) -> bool:
+    """Return whether the library has kernels of an expression, or builds them."""
+    if _has_kernel(expression_hash):
+        return True
+    return operator.has_library() and operator.used_library().builds and expression_hash not in _not_built
+
+
+_not_built: set[str] = set()
+"""The hashes of expressions that a library could not build."""
 
 
 def _expressions(table: DispatchTable) -> frozenset[int]:
