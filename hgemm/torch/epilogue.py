@@ -282,7 +282,7 @@ class _Fused(torch.autograd.Function):
                 product = _scaled_pairs(given[0], *(saved[places.pop(name)] for name in accumulators))
             scaled = {at: given[0] * saved[at] for at in {*places.values()}}
             found |= {name: scaled[at] for name, at in places.items()}
-        else:
+        elif len(found) < len(wanted):
             found |= _launched(frozenset(wanted), leaves)
             for name, accumulator in itertools.product(values, accumulators):  # as of a bias
                 if name not in found and accumulator in found and values[name] is values[accumulator]:
@@ -606,6 +606,8 @@ class _Leaves:
     def summed(self, name: str, gradient: Tensor) -> Tensor:
         """Return the gradient of an input: its sum over the axes along which the input is broadcast."""
         x = self.arrays[name]
+        if gradient.shape == x.shape:
+            return gradient.to(x.dtype)
         shape = self.shape(name)
         shape = (1,) * (len(self.d) - len(shape)) + shape
         summed = [at for at, (extent, its) in enumerate(zip(self.d, shape)) if its == 1 != extent]
