@@ -809,13 +809,20 @@ static int search(hgemm_target const *target, hgemm_query const *q, hgemm_select
   return invariant ? 0 : search_in(target, q, NULL, found);
 }
 
-/* ---- Cache: programs repeat the same few problems ---------------------------------------------------------------------- */
+/* ---- Cache: programs repeat the same few problems, such as those of a layer ---------------------------------------------- */
 
 typedef struct Entry {
   uint32_t number, sms, smem_bytes; /* of the device; sms is 0 in an empty entry */
   hgemm_query query;
   hgemm_selected selected;
 } Entry;
+
+enum { SETS_BITS = 4, WAYS = 4 };
+
+typedef struct Set { /* problems with the same hash, of which the oldest one is replaced */
+  Entry entries[WAYS];
+  uint32_t oldest;
+} Set;
 
 static int equal(hgemm_query const *x, hgemm_query const *y) {
   return x->kind == y->kind && x->m == y->m && x->n == y->n && x->k == y->k && x->batch == y->batch && x->beta == y->beta &&
@@ -824,18 +831,18 @@ static int equal(hgemm_query const *x, hgemm_query const *y) {
 }
 
 int hgemm_find(hgemm_target const *target, hgemm_query const *q, hgemm_selected *selected) {
-  enum { ENTRIES = 32 };
-  static _Thread_local Entry entries[ENTRIES];
+  static _Thread_local Set sets[1 << SETS_BITS];
   uint64_t const sum = (uint64_t)q->m * 31 + (uint64_t)q->n * 37 + (uint64_t)q->k * 41 + q->kind;
-  uint64_t const hash = sum * UINT64_C(0x9E3779B97F4A7C15);
-  Entry *const entry = &entries[hash >> 59]; /* 5 bits, for 32 entries */
-  if (entry->sms != target->sms || entry->number != target->number || entry->smem_bytes != target->smem_bytes ||
-      !equal(&entry->query, q)) {
-    if (!search(target, q, selected)) return 0;
-    entry->number = target->number, entry->sms = target->sms, entry->smem_bytes = target->smem_bytes;
-    entry->query = *q;
-    entry->selected = *selected;
+  Set *const set = &sets[sum * UINT64_C(0x9E3779B97F4A7C15) >> (64 - SETS_BITS)];
+  for (uint32_t i = 0; i < WAYS; ++i) {
+    Entry const *const entry = &set->entries[i];
+    if (entry->sms == target->sms && entry->number == target->number && entry->smem_bytes == target->smem_bytes &&
+        equal(&entry->query, q)) {
+      *selected = entry->selected;
+      return 1;
+    }
   }
-  *selected = entry->selected;
+  if (!search(target, q, selected)) return 0;
+  set->entries[set->oldest++ % WAYS] = (Entry){target->number, target->sms, target->smem_bytes, *q, *selected};
   return 1;
 }
