@@ -29,7 +29,7 @@ from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.sweep import sweep
 from hgemm.bench.protocol import geometric_mean
-from hgemm.dispatch_table import L2_BITS, Row, row_of, sms_used, tiles_per_sm
+from hgemm.dispatch_table import L2_BITS, ROUND_WAITS, Row, row_of, sms_used, tiles_per_sm
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import (
     FAMILY,
@@ -271,6 +271,7 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
     memory = of("dram_start_clocks", "dram_start") + one.mib * of("dram_mib_clocks", "dram") + np.maximum(again, 0)
     longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
     added = (one.splits > 0) * of("split_clocks", "split") + one.splits * partial
+    added = added * (1 + ROUND_WAITS * np.maximum(one.split - 1, 0))
     return of("launch_clocks", "launch") + added + longer + np.maximum(shorter / 2 - longer / 8, 0)
 
 

@@ -23,11 +23,6 @@ ROWS_MIX = tuple(1 << power for power in range(14))
 """The rows for which orders are compared: the powers of 2 from 1 to 8192. Each counts as much as the others."""
 SCORE_ONE = 1 << 12
 """Ratios of times are fixed-point numbers. This is 1.0."""
-CROWDED_PART = 10
-"""Launches that split all tiles, into more items than the SMs take at once, get this part added to their estimate. The estimate
-counts neither the partial sums that are stored between two items nor the wait for the last item of a tile. Chosen on 165 drawn
-problems of an H100 and an H200 with 2 to 8 parts: the launch with the lowest estimate has 0.969 of the speed of the fastest one
-of its order in the mean, and 0.965 without this part. 1/7 and 1/5 give 0.968. Split tails of whole tiles counted, too: 0.9685."""
 SPLIT_PART = 20
 """Orders that split k get this part added to their sum of ratios. Few kernels compute such an order for many rows, so the one with
 the lowest estimate is more often worse than estimated. Chosen on 1,947 drawn problems of an H100 and an H200: batch-invariant
@@ -93,15 +88,7 @@ def order_options(row: Row, order: KOrder, query: SelectionQuery, target: Target
 
 def order_clocks(row: Row, order: KOrder, query: SelectionQuery, target: Target) -> int:
     """Return the estimated time of a launch with an order. Units: SM clocks."""
-    return min(option_clocks(row, query, target, one) for one in order_options(row, order, query, target))
-
-
-def option_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
-    """Return the estimated time of a launch as it counts among those with its order. Units: SM clocks."""
-    clocks = launch_clocks(row, query, target, options)
-    items = row.tiles(query.m, query.n) * query.batch * options.splits
-    crowded = row.decides_splits and options.splits > 1 and not options.whole_tiles and items > sms_used(row, target)
-    return clocks + clocks // CROWDED_PART if crowded else clocks
+    return min(launch_clocks(row, query, target, one) for one in order_options(row, order, query, target))
 
 
 def has_order(options: LaunchOptions | None, row: Row, order: KOrder) -> bool:

@@ -25,6 +25,7 @@ from hgemm.dispatch_table import (
     SurveyPoint,
     default_group,
     estimate_clocks,
+    launch_clocks,
 )
 from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE
@@ -35,7 +36,6 @@ from hgemm.invariance import (
     has_order,
     keeps_order,
     least_aligned_query,
-    option_clocks,
     order_clocks,
     order_key,
     order_of,
@@ -296,7 +296,7 @@ class Selector:
         if order and row.decides_splits and not (were_measured and has_order(options, row, order)):
             raster_tiles = default_group(row, self.target) if row.decides_raster else 1
             some = order_options(row, order, query, self.target)
-            fastest = min(some, key=lambda one: option_clocks(row, query, self.target, one))
+            fastest = min(some, key=lambda one: launch_clocks(row, query, self.target, one))
             options, were_measured = replace(fastest, raster_tiles=raster_tiles), False
         workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
         clocks = self._clocks(at, query, order)

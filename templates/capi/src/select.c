@@ -283,6 +283,8 @@ static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t b
   return busiest > average ? busiest - (busiest - average) / 2 : busiest;
 }
 
+enum { ROUND_WAITS = 3 }; /* dispatch_table.py says why */
+
 /* Returns the estimate. If it cannot be below the limit, returns any number that is not. */
 static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
                               Options options, Limit limit) {
@@ -296,7 +298,9 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   uint64_t const busy = whole.busy + split.busy, single = whole.single + split.single;
   uint64_t const sm = sm_clocks(target, index, min64(busy > single ? busy : single, COST_LIMIT), more,
                                 whole.loads + split.loads, whole.stores + split.stores);
-  uint64_t const start = row->launch_clocks + (shared ? row->split_clocks + (uint64_t)options.splits * row->partial_clocks : 0);
+  uint64_t const added = row->split_clocks + (uint64_t)options.splits * row->partial_clocks;
+  uint64_t const rounds = ceil_div(rest, target->sms_used[index]);
+  uint64_t const start = row->launch_clocks + (shared ? added * (1 + ROUND_WAITS * (rounds - 1)) : 0);
   uint64_t kib, memory, longer, shorter;
   if (corrected(start + sm, limit.factor) >= limit.best) return start + sm;
   kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, whole.loads + split.loads);
@@ -335,7 +339,7 @@ static int has_workspace(hgemm_row const *row, hgemm_query const *q, uint64_t ti
   return shared <= HGEMM_WORKSPACE_COUNTERS && hgemm_workspace_bytes(row, q, shared, options.splits) <= q->workspace_bytes;
 }
 
-enum { CROWDED_PART = 10, SPLIT_PART = 20 }; /* invariance.py says why */
+enum { SPLIT_PART = 20 }; /* invariance.py says why */
 
 /* Returns the lowest estimate of the options that a launch with an order may take, and writes them. The first ones win a tie.
  * If whole tiles add k in the same parts, a launch may split only the tiles after the last full wave, or none. */
@@ -352,7 +356,6 @@ static uint64_t order_options(hgemm_target const *target, uint32_t index, hgemm_
     uint64_t clocks;
     if (!has_workspace(row, q, tiles, some)) continue;
     clocks = launch_clocks(target, index, q, size, tiles, some, limit);
-    if (row->decides_splits && some.splits > 1 && some.whole_tiles == 0 && tiles * some.splits > sms) clocks += clocks / CROWDED_PART;
     if (clocks < best) best = clocks, *options = some;
   }
   return best;
