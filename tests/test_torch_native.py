@@ -279,8 +279,8 @@ def test_launches_are_those_of_python(launching: NativeDriver, library: Library)
             if plan.traits.tensor_maps:
                 used = {rule.operand for rule in plan.traits.tensor_maps}
                 assert [address > 0 for address in launching.maps[-1]] == [name in used for name in "abd"]
-            programmatic = plan.traits.programmatic
-            assert (launching.attributes[-1][:1] == b"\x06") == programmatic
+            early = plan.prepare().starts_early(native_launch.grid_x)
+            assert (launching.attributes[-1][:1] == b"\x06") == early
     assert not launching.contexts, "each context that was entered was left"
 
 
