@@ -33,6 +33,7 @@ FORMULAS = {
     "chain": "exp(0.2 * acc) / (abs(bias) + 1) + tanh(acc) * sigmoid(bias) - log(acc * acc + 1)",
     "choice": "where(acc < bias, erf(acc), softplus(acc)) + maximum(acc, 0.3) * minimum(bias, acc)",
     "pair": "silu(gate) * up + bias",
+    "half of a pair": "scale: Row; silu(gate) + up * scale",
     "results": "residual: Matrix; y = gelu(acc + bias) + residual; (y, f32(y * acc), row_sum_squares(y), row_max(y * bias))",
     "results of a pair": "scale: Column; (silu(gate) * up, gate * scale, row_sum(up), row_max(scale))",
     "columns": "residual: Matrix; y = gelu(acc + bias) + residual; (y, column_sum_squares(y), column_max(y * bias), row_sum(y))",

@@ -80,9 +80,10 @@ def fused(
 
     If the expression has several results, return a tuple of tensors. A reduction is in f32: (m,) of rows, (n,) of columns.
 
-    `epilogue` is a Python function, a text, or a traced function, as for Library.matmul. The backward pass computes the product
-    again if a derivative needs it, in one launch if the library has a kernel of `backward_epilogue`. It sums gradients of inputs
-    in f32. Tensors among the inputs are converted to the types that the expression has.
+    `epilogue` is a Python function, a text, or a traced function, as for Library.matmul. The forward pass saves derivatives if the
+    library has, or builds, a kernel of `training_epilogue`. Otherwise, the backward pass computes the product again if a derivative
+    needs it, in one launch if the library has a kernel of `backward_epilogue`. It sums gradients of inputs in f32. Tensors among
+    the inputs are converted to the types that the expression has.
 
     Shapes: as Library.matmul.
     Raises: ProblemError for inputs that the expression lacks, or that are missing, and as Library.matmul.
@@ -374,11 +375,22 @@ def _saving(text: str) -> _Saving | None:
 
 def _scaled_pairs(gradient: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """Return the products of a gradient with two matrices, in alternating blocks of columns as `interleave` makes them."""
-    if type(gradient) is Tensor and gradient.is_cuda:  # not traced
-        kernels = _triton_kernels()
-        if kernels:
+    global _triton_fails
+    traced = type(gradient) is not Tensor
+    kernels = _triton_kernels() if gradient.is_cuda and not traced and not _triton_fails else None
+    if kernels:
+        try:
             return kernels.scaled_pairs(gradient, gate, up)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Triton raises errors of the C compiler that it calls, too
+            _LOG.warning("operations of torch take the place of a kernel in Triton: %s", error)
+            _triton_fails = True
     return interleave(gradient * gate, gradient * up)
+
+
+_triton_fails = False
+"""Whether a kernel in Triton has failed, such as without a C compiler."""
 
 
 @lru_cache(1)
