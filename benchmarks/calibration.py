@@ -268,7 +268,8 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
     average = (one.loads * k_tile + one.items * tile + one.split_items * partial) / one.sms
     sm = sm - np.maximum(sm - average, 0) / 2 * is_calibrated
     again = one.loads * of("l2_clocks", "l2") / (1 << L2_BITS) - one.mib * of("l2_mib_clocks", "l2")
-    memory = of("dram_start_clocks", "dram_start") + one.mib * of("dram_mib_clocks", "dram") + np.maximum(again, 0)
+    again = np.maximum(again, 0) * (1 + one.straddling / 4)
+    memory = of("dram_start_clocks", "dram_start") + one.mib * of("dram_mib_clocks", "dram") + again
     longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
     added = (one.splits > 0) * of("split_clocks", "split") + one.splits * partial
     added = added * (1 + ROUND_WAITS * np.maximum(one.split - 1, 0))
@@ -288,6 +289,7 @@ LAYOUT_SPREADS = dict.fromkeys(TERMS, 0.02) | dict.fromkeys(("k_tile", "l2"), 0.
 own, and of its layout's beside its own.
 
 DRAM is as fast for one kernel as for another. With more freedom, a few small problems gave some kernels three times its speed.
+Kernels that differ only in the raster share factors: one of them may have been measured on few problems.
 """
 FAR, LEAST_WEIGHT, SOFT = 0.5, 0.03, 0.1
 """A launch this much slower than the best of its problem has the least weight. Errors above SOFT count linearly."""
@@ -342,8 +344,8 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
         (np.zeros(len(rows), int), SHARED_SPREADS),
         (numbered([group_of(words) for words, _ in named]), GROUP_SPREADS),
         (numbered([None if span == SPANS[0] else span for span in spans]), SPAN_SPREADS),
-        (numbered([words for words, _ in named]), OWN_SPREADS),
-        (numbered([None if key[1] == LAYOUT else key for key in named]), LAYOUT_SPREADS),
+        (numbered([words[:-1] for words, _ in named]), OWN_SPREADS),
+        (numbered([None if layout == LAYOUT else (words[:-1], layout) for words, layout in named]), LAYOUT_SPREADS),
     )
     prior, found = np.zeros((len(rows), terms)), []
     for level, spreads in levels:

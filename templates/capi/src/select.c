@@ -233,11 +233,11 @@ static uint64_t dram_clocks(hgemm_row const *row, uint64_t kib) {
   return row->dram_start_clocks + (kib * row->dram_mib_clocks >> 10);
 }
 
-/* Returns the time of the loads that hit L2 because another CTA has read the same data. */
-static uint64_t l2_clocks(hgemm_row const *row, uint64_t kib, uint64_t k_tile_loads) {
+/* Returns the time of the loads that hit L2 because another CTA has read the same data. Rows that straddle sectors load more. */
+static uint64_t l2_clocks(hgemm_row const *row, uint64_t kib, uint64_t k_tile_loads, uint32_t straddling) {
   uint64_t const all = min64(k_tile_loads, KIB_LIMIT) * row->l2_clocks >> AGAIN_BITS;
   uint64_t const first = kib * row->l2_mib_clocks >> 10;
-  return all > first ? all - first : 0;
+  return all > first ? (all - first) + (all - first) * straddling / 8 : 0;
 }
 
 typedef struct Limit { /* an estimate is of interest if min(estimate, CORRECTED_LIMIT) * factor < best */
@@ -303,7 +303,7 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   uint64_t const start = row->launch_clocks + (shared ? added * (1 + ROUND_WAITS * (rounds - 1)) : 0);
   uint64_t kib, memory, longer, shorter;
   if (corrected(start + sm, limit.factor) >= limit.best) return start + sm;
-  kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, whole.loads + split.loads);
+  kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, whole.loads + split.loads, q->straddling);
   longer = sm > memory ? sm : memory, shorter = min64(sm, memory);
   return min64(start + longer + (shorter / 2 > longer / 8 ? shorter / 2 - longer / 8 : 0), COST_LIMIT);
 }
