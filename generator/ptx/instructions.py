@@ -127,6 +127,16 @@ def _halves(value: str) -> Emit:
     return emit
 
 
+def _shift(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    kind, way, line = match["t"], instruction.opcode[2], instruction.line
+    target, value, by = instruction.operands
+    shifted = writer.read(value, kind, line)
+    if isinstance(by, Number) and 0 <= by.value < bits_of_type(kind):  # the compiler takes longer for a function
+        return [writer.write(target, kind, f"{shifted} {'<<' if way == 'l' else '>>'} {by.value}", line)]
+    function = f"ptx::sh{way}<{C_TYPES[kind]}>({shifted}, {writer.read(by, 'u32', line)})"
+    return [writer.write(target, kind, function, line)]
+
+
 def _wide(operator: str) -> Emit:
     def emit(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
         kind, line = match["t"], instruction.line
@@ -799,8 +809,8 @@ TABLE: tuple[Row, ...] = (
     Row(r"cnot\.(?P<t>b16|b32|b64)", "{a} == 0", _LOGIC),
     Row(r"not\.(?P<t>pred)", "!{a}", _LOGIC),
     Row(r"not\.(?P<t>b16|b32|b64)", "~{a}", _LOGIC),
-    Row(r"shl\.(?P<t>b16|b32|b64)", "ptx::shl<{T}>({a}, {b:u32})", _LOGIC),
-    Row(r"shr\.(?P<t>[bsu](?:16|32|64))", "ptx::shr<{T}>({a}, {b:u32})", _LOGIC),
+    Row(r"shl\.(?P<t>b16|b32|b64)", _shift, _LOGIC),
+    Row(r"shr\.(?P<t>[bsu](?:16|32|64))", _shift, _LOGIC),
     Row(r"shf\.l\.wrap\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, true, true)", _LOGIC),
     Row(r"shf\.r\.wrap\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, false, true)", _LOGIC),
     Row(r"shf\.l\.clamp\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, true, false)", _LOGIC),

@@ -6,7 +6,7 @@ Each instruction of the kernel becomes the statements of its row in generator.pt
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 
 from generator.ptx.instructions import statements
@@ -52,7 +52,7 @@ def translate(module: Module, name: str = "", twin: tuple[Module, str] | None = 
     """Return the C++ source of a kernel with `hgemm_emulate`; see templates/executor/abi.h.
 
     A `twin` is another kernel with the same registers, labels and order of instructions. TWIN_FUNCTION runs it: where its
-    instructions differ, the source has both.
+    instructions differ only in f16 and bf16, the type is chosen when they run. If they differ otherwise, the source has both.
 
     Raises: PtxError for an instruction or operand that is not supported, or if the kernels are no twins.
     """
@@ -61,8 +61,9 @@ def translate(module: Module, name: str = "", twin: tuple[Module, str] | None = 
         _, others, other_body = _translated(*twin)
         if declarations != others or len(body) != len(other_body):
             raise PtxError("the kernels are no twins: they have other registers, or another number of instructions")
-        declarations = ["static bool is_twin;", *declarations]
-        body = [one if one == other else _either(one, other) for one, other in zip(body, other_body)]
+        types = _types_of(one for one, other in zip(body, other_body) if one != other)
+        declarations = ["using Half = ptx::Either<ptx::{}, ptx::{}>;".format(*types), *declarations]
+        body = [one if one == other else _either(one, other, types) for one, other in zip(body, other_body)]
     statements = [line for one in body for line in one]
     return "".join(
         f"{line}\n"
@@ -79,11 +80,30 @@ def _translated(module: Module, name: str) -> tuple[Kernel, list[str], list[list
     return kernel, list(_declarations(kernel, writer, accumulators)), list(_body(kernel, writer))
 
 
-def _either(one: list[str], other: list[str]) -> list[str]:
+_TYPES = ("F16", "BF16")
+
+
+def _types_of(statements: Iterable[list[str]]) -> tuple[str, str]:
+    """Return the type that the first of two kernels has where the second one has the other type, and the other type."""
+    has_bf16 = any(_with_type(line, "BF16", "", "") != line for lines in statements for line in lines)
+    return (_TYPES[1], _TYPES[0]) if has_bf16 else _TYPES
+
+
+def _with_type(line: str, word: str, number: str, element: str) -> str:
+    return line.replace(f"ptx::{word}", number).replace(f"Element::{word.lower()}", element)
+
+
+def _either(one: list[str], other: list[str], types: tuple[str, str]) -> list[str]:
     """Return the statements of one of two instructions."""
+    element = "(ptx::is_twin ? Element::{1} : Element::{0})".format(*map(str.lower, types))
+    alike, also = (
+        [_with_type(line, word, "Half", element) for line in lines] for word, lines in zip(types, (one, other))
+    )
+    if alike == also:
+        return alike
     if any(line.startswith(Writer.label("")) for line in (*one, *other)):
         raise PtxError("the kernels are no twins: they have other labels")
-    return ["  if (is_twin) {", *other, "  } else {", *one, "  }"]
+    return ["  if (ptx::is_twin) {", *other, "  } else {", *one, "  }"]
 
 
 def origins(text: str, lines: Collection[int]) -> dict[int, str]:
@@ -259,7 +279,7 @@ def _entry(kernel: Kernel, has_twin: bool) -> Iterator[str]:
         yield 'extern "C" __attribute__((visibility("default")))'
         yield f"int {function}(hgemm_emulation const* request, char* report_json, size_t capacity) {{"
         if has_twin:
-            yield f"  is_twin = {'true' if function == TWIN_FUNCTION else 'false'};"
+            yield f"  ptx::is_twin = {'true' if function == TWIN_FUNCTION else 'false'};"
         yield f"  Kernel const entry = {{kernel, {len(kernel.parameters)}, parameter_bytes, seen, sizeof seen - 1}};"
         yield "  return hgemm::executor::emulate(*request, entry, report_json, capacity);"
         yield "}"

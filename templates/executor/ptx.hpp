@@ -321,12 +321,20 @@ inline uint32_t cut_tf32(float value) { return bits_of(value) & 0xffffe000; }
 struct F16 {
   static float widen(uint16_t half) { return half_to_float(half); }
   static uint16_t narrow(float value) { return float_to_half(value); }
-  static constexpr uint16_t infinity = 0x7c00;
+  static uint16_t infinity() { return 0x7c00; }
 };
 struct BF16 {
   static float widen(uint16_t half) { return bfloat_to_float(half); }
   static uint16_t narrow(float value) { return float_to_bfloat(value); }
-  static constexpr uint16_t infinity = 0x7f80;
+  static uint16_t infinity() { return 0x7f80; }
+};
+// Of a program with two kernels that differ in this type: whether the second one runs.
+inline bool is_twin = false;
+template <class First, class Second>
+struct Either {
+  __attribute__((noinline)) static float widen(uint16_t half) { return is_twin ? Second::widen(half) : First::widen(half); }
+  static uint16_t narrow(float value) { return is_twin ? Second::narrow(value) : First::narrow(value); }
+  static uint16_t infinity() { return is_twin ? Second::infinity() : First::infinity(); }
 };
 enum class Direction : uint8_t { nearest, to_zero, down, up };
 
@@ -340,7 +348,7 @@ inline uint16_t narrow(double value, Direction direction = Direction::nearest) {
     between = float_of(bits | 1);
   }
   uint16_t const nearest = Half::narrow(between);
-  if (direction == Direction::nearest || !(value == value) || (nearest & 0x7fff) > Half::infinity) return nearest;
+  if (direction == Direction::nearest || !(value == value) || (nearest & 0x7fff) > Half::infinity()) return nearest;
   double const found = double(Half::widen(nearest));
   bool const negative = value < 0;
   if (found == value) return nearest;
@@ -354,7 +362,7 @@ inline uint16_t narrow(double value, Direction direction = Direction::nearest) {
 // .satfinite: the largest finite number in place of infinity, and a NaN as it is.
 template <class Half>
 inline uint16_t finite(uint16_t half) {
-  return (half & 0x7fff) == Half::infinity ? uint16_t(half - 1) : half;
+  return (half & 0x7fff) == Half::infinity() ? uint16_t(half - 1) : half;
 }
 // An operation on numbers of 16 bits, or on the two halves of words.
 template <class Half, class Operation, class... Word>
