@@ -63,6 +63,7 @@ void Machine::cp_async(Lane& lane, Operation& operation, SiteCost& cost) {
   memset(to, HGEMM_POISON, operation.bytes);  // until the copy completes
   if (request_.timing == HGEMM_EARLY) complete_copy(copy);
   lane.copies.push_back(copy);
+  lane.warp().copying |= 1u << lane.thread % 32;
 }
 
 // The source of a copy that fills the rest with zeros is aligned like a whole one, but only its first bytes are read.
@@ -329,6 +330,7 @@ void Machine::tma_store(Lane& lane, Operation const& operation, SiteCost& cost) 
     cost.sectors += (part.address + part.bytes + 31) / 32 - part.address / 32;
     cost.ideal_sectors += (part.bytes + 31) / 32;
   }
+  lane.warp().copying |= 1u << lane.thread % 32;
   lane.stores.push_back({map,
                          {at[0], at[1], at[2], at[3], at[4]},
                          static_cast<unsigned char const*>(operation.from),

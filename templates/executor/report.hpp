@@ -127,11 +127,11 @@ inline void count_wavefronts(Addresses const& addresses, uint32_t bytes, SiteCos
     int distinct = 0, fill[32] = {}, fullest = 1;
     for (uint32_t rest = phase; rest; rest &= rest - 1) {
       uintptr_t const vector = addresses.of[__builtin_ctz(rest)] / (uint32_t(words) * 4);
-      int at = distinct - 1;
+      int& filled = fill[vector % uint32_t(32 / words)];  // vectors are aligned, so their banks are the same or disjoint
+      int at = filled ? distinct - 1 : -1;
       while (at >= 0 && seen[at] != vector) --at;
       if (at >= 0) continue;
       seen[distinct++] = vector;
-      int& filled = fill[vector % uint32_t(32 / words)];  // vectors are aligned, so their banks are the same or disjoint
       if (++filled > fullest) fullest = filled;
     }
     cost.wavefronts += uint64_t(fullest);
@@ -143,9 +143,13 @@ inline void count_wavefronts(Addresses const& addresses, uint32_t bytes, SiteCos
 inline void count_sectors(Addresses const& addresses, uint32_t bytes, SiteCost& cost) {
   uintptr_t sectors[64], vectors[32];
   int sector_count = 0, vector_count = 0;
-  auto add = [](uintptr_t* list, int& count, uintptr_t value) {
-    for (int i = count - 1; i >= 0; --i) {
-      if (list[i] == value) return;
+  bool rising = true;  // as most addresses do: then a larger value is a new one
+  auto add = [&](uintptr_t* list, int& count, uintptr_t value) {
+    if (!count || !rising || value <= list[count - 1]) {
+      for (int i = count - 1; i >= 0; --i) {
+        if (list[i] == value) return;
+      }
+      rising &= !count;
     }
     list[count++] = value;
   };

@@ -154,14 +154,15 @@ void Machine::complete_some() {
   if (random(4)) return;
   Cta& cta = *resident_[random(uint32_t(resident_.size()))];
   Warp& warp = cta.warps[random(uint32_t(cta.warps.size()))];
-  for (int i = 0; i < 32; ++i) {
-    Lane& lane = warp.lanes[i];
+  for (uint32_t rest = warp.copying; rest; rest &= rest - 1) {
+    Lane& lane = warp.lanes[__builtin_ctz(rest)];
     for (Copy& copy : lane.copies) {
       if (random(2)) complete_copy(copy);
     }
     for (BoxStore& store : lane.stores) {
       if (random(2)) complete_store(store, lane);
     }
+    if (lane.copies.empty() && lane.stores.empty()) warp.copying &= ~(rest & -rest);
   }
   while (!async_stores_.empty() && random(8)) complete_async_store(random(uint32_t(async_stores_.size())));
   if (!box_loads_.empty() && random(2)) complete_load(random(uint32_t(box_loads_.size())));

@@ -16,6 +16,7 @@ namespace hgemm::executor {
 struct Cta;
 struct Cluster;
 struct Lane;
+struct Warp;
 
 // A cp.async that its thread has not waited for.
 struct Copy {
@@ -75,6 +76,8 @@ struct alignas(64) Lane : Place {
   uint32_t cluster_phase = 0;    // 1 + the phase of the cluster barrier that it arrived in; 0 if it did not arrive
   uint32_t cluster_passed = 0;   // 1 + the last phase that it waited for
   bool fenced_mbarriers = false;  // since its last arrival at the cluster barrier
+
+  Warp& warp() const;
 };
 
 struct Warp {
@@ -84,6 +87,7 @@ struct Warp {
   uint32_t waiting = 0;  // mask of lanes with an operation to execute
   uint32_t exited = 0;
   uint32_t at_barrier = 0;
+  uint32_t copying = 0;  // mask of lanes that may have asynchronous copies or TMA stores in flight
   bool uniform = false;  // all lanes wait at the same request, and have come there together
 
   uint32_t registers = 0;  // per thread
@@ -210,6 +214,8 @@ struct Cta {
   void wake() { may_run = ~0u >> (32 - warps.size()); }
   uint32_t runnable() const { return may_run & ~polling; }
 };
+
+inline Warp& Lane::warp() const { return cta->warps[size_t(thread) / 32]; }
 
 // CTAs that start together and can access each other's shared memory.
 struct Cluster {

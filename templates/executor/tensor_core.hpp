@@ -14,6 +14,7 @@ namespace hgemm::executor {
 
 typedef float Floats __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));
+typedef uint16_t Halves __attribute__((vector_size(16)));
 
 // Converts four 16-bit numbers, each in the low half of a word, to floats.
 inline Floats widen_to_f32(Words halves, Element element) {
@@ -142,6 +143,18 @@ inline void multiply_16x8x8(uint32_t const* const* a, uint32_t const* const* b, 
 
 // ---- wgmma ---------------------------------------------------------------------------------------------------------
 
+// Numbers of two vectors in turn, of their first halves or of their second ones.
+inline Halves low_halves_of(Halves a, Halves b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+inline Halves high_halves_of(Halves a, Halves b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+
+// Converts eight 16-bit numbers to floats.
+inline void widen(Halves halves, float* to, Element element) {
+  Floats const low = widen_to_f32(reinterpret_cast<Words>(low_halves_of(halves, Halves{})), element);
+  Floats const high = widen_to_f32(reinterpret_cast<Words>(high_halves_of(halves, Halves{})), element);
+  memcpy(to, &low, 16);
+  memcpy(to + 4, &high, 16);
+}
+
 // Converts a 16-byte vector to floats: 8 elements, or 4 of tf32.
 inline void widen_16_bytes(unsigned char const* from, float* to, Element element) {
   if (element == Element::tf32) {
@@ -151,12 +164,22 @@ inline void widen_16_bytes(unsigned char const* from, float* to, Element element
     memcpy(to, &four, 16);
     return;
   }
-  uint16_t halves[8];
-  memcpy(halves, from, 16);
-  for (int i = 0; i < 8; i += 4) {
-    Floats const four = widen_to_f32(Words{halves[i], halves[i + 1], halves[i + 2], halves[i + 3]}, element);
-    memcpy(to + i, &four, 16);
+  Halves halves;
+  memcpy(&halves, from, 16);
+  widen(halves, to, element);
+}
+
+// Converts 8 rows of 8 numbers of 16 bits to floats in `to`, transposed: the first numbers of all rows come first.
+inline void widen_transposed(Halves (&rows)[8], float* to, size_t pitch, Element element) {
+  for (int step = 0; step < 3; ++step) {  // each one rotates the six bits of a number's place
+    Halves next[8];
+    for (int i = 0; i < 4; ++i) {
+      next[2 * i] = low_halves_of(rows[i], rows[i + 4]);
+      next[2 * i + 1] = high_halves_of(rows[i], rows[i + 4]);
+    }
+    memcpy(rows, next, sizeof next);
   }
+  for (int i = 0; i < 8; ++i) widen(rows[i], to + size_t(i) * pitch, element);
 }
 
 // One warp's part of m64nNk16, or of m64nNk8 for tf32: 16 rows. Lane l holds rows l / 4 and l / 4 + 8, and columns l % 4 * 2

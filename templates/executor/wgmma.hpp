@@ -313,29 +313,39 @@ bool Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter, bool has_b) {
     return false;
   }
   static WgmmaTile tile;
-  auto read = [&](uint64_t descriptor, bool k_major, uint32_t first, uint32_t extent, auto put) {
+  // Reads an operand. In `to`, a row of k is contiguous, or with `transposed`, a column is.
+  auto read = [&](uint64_t descriptor, bool k_major, uint32_t first, uint32_t extent, bool transposed, float* to, size_t pitch) {
     WgmmaOperand const matrix(descriptor, k_major, op.in);
     uint32_t const step = matrix.vector_elements();
-    for (uint32_t along = 0; along < (k_major ? depth : extent); along += step) {
-      for (uint32_t across = 0; across < (k_major ? extent : depth); ++across) {
-        float values[8];
-        uint32_t const offset =
-            k_major ? matrix.vector_address(first + across, along) : matrix.vector_address(first + along, across);
-        widen_16_bytes(warp.cta->arena + offset, values, op.in);
-        for (uint32_t e = 0; e < step; ++e) put(k_major ? across : along + e, k_major ? along + e : across, values[e]);
+    uint32_t const alongs = k_major ? depth : extent, acrosses = k_major ? extent : depth;
+    auto vector = [&](uint32_t along, uint32_t across) -> unsigned char const* {
+      return warp.cta->arena +
+             (k_major ? matrix.vector_address(first + across, along) : matrix.vector_address(first + along, across));
+    };
+    for (uint32_t along = 0; along < alongs; along += step) {
+      for (uint32_t across = 0; across < acrosses; across += 8) {
+        if (k_major != transposed) {  // vectors are contiguous
+          for (uint32_t i = across; i < across + 8; ++i) widen_16_bytes(vector(along, i), to + i * pitch + along, op.in);
+        } else if (step == 8) {
+          Halves rows[8];
+          for (uint32_t i = 0; i < 8; ++i) memcpy(&rows[i], vector(along, across + i), 16);
+          widen_transposed(rows, to + along * pitch + across, pitch, op.in);
+        } else {
+          for (uint32_t i = across; i < across + 8; ++i) {
+            float values[4];
+            widen_16_bytes(vector(along, i), values, op.in);
+            for (uint32_t e = 0; e < step; ++e) to[(along + e) * pitch + i] = values[e];
+          }
+        }
       }
     }
   };
   if (op.arguments.a_list) {
     tile.read_a(op.a_values[quarter].data(), op.in);
   } else {
-    read(op.arguments.a, op.arguments.a_k_major, uint32_t(quarter) * 16, 16,
-         [](uint32_t m, uint32_t k, float value) { tile.a[m][k] = value; });
+    read(op.arguments.a, op.arguments.a_k_major, uint32_t(quarter) * 16, 16, false, tile.a[0], 16);
   }
-  if (!has_b) {
-    read(op.arguments.b, op.arguments.b_k_major, 0, n,
-         [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
-  }
+  if (!has_b) read(op.arguments.b, op.arguments.b_k_major, 0, n, true, tile.b[0], 256);
   if (!op.arguments.accumulate) std::fill(accumulators.d.begin(), accumulators.d.end(), 0.f);
   tile.multiply(accumulators.d.data(), n, int(depth), op.in, op.acc, arithmetic_.fraction_bits, has_b);
   return true;
