@@ -16,7 +16,6 @@ from typing import Any
 
 TYPES = ("f16", "bf16")
 TARGET = re.compile(r"^\.target .*$", re.MULTILINE)
-_SPACES = re.compile(r"[ \t]+")
 _NAME = {
     "f16": re.compile(r"(?<![\w%])f16(?:x2)?(?!\w)"),
     "bf16": re.compile(r"(?<![\w%])bf16(?:x2)?(?!\w)"),
@@ -37,10 +36,12 @@ def twin_key(symbol: str, ptx: str, record: Mapping[str, Any]) -> str:
     if own not in TYPES or {spec["dtype_b"], spec["dtype_d"]} != {own}:
         return ""
     other = TYPES[own == TYPES[0]]
-    text = _SPACES.sub("", TARGET.sub("", ptx.replace(symbol, "")))
+    text = TARGET.sub("", ptx.replace(symbol, "")).replace(" ", "").replace("\t", "")
     sections = [{**record[name], "arch": ""} for name in ("spec", "traits")]
     facts = json.dumps([*sections, record["launch"], record.get("accumulation_order", {}).get("text")])
-    if any(_NAME[other].search(one) for one in (text, facts)) or (own == "f16" and _BF16_BITS.search(text)):
+    if any(other in one and _NAME[other].search(one) for one in (text, facts)):
+        return ""
+    if own == "f16" and _BF16_BITS.search(text):
         return ""
     text = _NAME[own].sub(lambda found: "e16" + found[0][len(own) :], text)
     text = _BF16_BITS.sub(_F16_TO_F32.replace("f16", "e16"), text)
