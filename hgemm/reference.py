@@ -127,6 +127,8 @@ class Operands:
     beta: float = 0.0
     batch: int = 1
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    stored: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    """Arrays with their stored elements, where they are known: encoding takes long."""
 
 
 def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None = None, splits: int = 1) -> Reference:
@@ -433,18 +435,22 @@ def apply_epilogue(
 ) -> Reference:
     """Return activation(alpha * product + beta * C + bias), and the bound before D is rounded."""
     alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
-    x, largest = alpha * product, abs(alpha) * (np.abs(product) + error)
+    x = alpha * product
     roundings = int(not _is_power_of_two(alpha))
+    largest: Any = abs(alpha) * (np.abs(product) + error) if roundings or c is not None or bias is not None else 0.0
     if c is not None and beta != 0:
         x, largest = x + beta * c, largest + np.abs(beta * c)
         roundings += 1 + (not _is_power_of_two(beta))
     if bias is not None:
         x, largest = x + bias, largest + np.abs(bias)
         roundings += 1
-    error = abs(alpha) * error + roundings * _F32_ROUND * _SECOND_ORDER * largest + _TINY
+    error = abs(alpha) * error + _TINY
+    if roundings:
+        error = error + roundings * _F32_ROUND * _SECOND_ORDER * largest
     activation, out = formula_of(traits.activation), DTYPES[traits.dtype_d]
     y = activation.function(x)
-    error = activation.steepest * error + activation.error * (1 + np.abs(x) + error)
+    if activation.error:
+        error = activation.steepest * error + activation.error * (1 + np.abs(x) + error)
     overflows = np.abs(y) * (1 + out.roundoff) + error + out.underflow > out.largest
     return Reference(y, np.where(overflows, np.inf, error), traits.dtype_d)
 

@@ -135,19 +135,26 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
     bias_shape = (1, s.n) if bias_kind == "row" else (s.m, 1)
     c = _addend(kind, rng, (_batch(case, "c"), s.m, s.n)) if case.beta else None
     bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if bias_kind != "none" else None
-    rounded = stored_digits if case.loose else representable
     b = a.swapaxes(1, 2) if case.same_ab else b
+    known = []
+    if case.loose or not (DTYPES[traits.dtype_a].ignored_bits or DTYPES[traits.dtype_b].ignored_bits):
+        bits = [encode(one, dtype) for one, dtype in ((a, traits.dtype_a), (b, traits.dtype_b))]
+        a, b = (decode(one, dtype) for one, dtype in zip(bits, (traits.dtype_a, traits.dtype_b)))
+        known = [*zip((a, b), bits)]
+    else:
+        a, b = representable(a, traits.dtype_a), representable(b, traits.dtype_b)
     if case.cancels:
-        c = -case.alpha / case.beta * (rounded(a, traits.dtype_a) @ rounded(b, traits.dtype_b))
+        c = -case.alpha / case.beta * (a @ b)
     return Operands(
-        rounded(a, traits.dtype_a),
-        rounded(b, traits.dtype_b),
+        a,
+        b,
         None if c is None else stored_digits(c, traits.dtype_d),
         None if bias is None else stored_digits(bias, traits.dtype_d),
         case.alpha,
         case.beta,
         s.batch,
         _inputs(traits, case, kind, rng),
+        tuple(known),
     )
 
 
@@ -215,9 +222,12 @@ def stored(traits: LaunchTraits, operands: Operands) -> dict[str, np.ndarray]:
 
     Shapes: (batch, rows, columns) of `operand_layouts`. Operands with fewer matrices repeat.
     """
-    a = operands.a if traits.a_k_major else operands.a.swapaxes(1, 2)
-    b = operands.b.swapaxes(1, 2) if traits.b_k_major else operands.b
-    found = {"a": encode(a, traits.dtype_a), "b": encode(b, traits.dtype_b)}
+    known = {id(one): bits for one, bits in operands.stored}
+    a, b = (
+        known[id(one)] if id(one) in known else encode(one, dtype)
+        for one, dtype in ((operands.a, traits.dtype_a), (operands.b, traits.dtype_b))
+    )
+    found = {"a": a if traits.a_k_major else a.swapaxes(1, 2), "b": b.swapaxes(1, 2) if traits.b_k_major else b}
     if operands.c is not None:
         found["c"] = encode(operands.c, traits.dtype_d)
     if operands.bias is not None:
