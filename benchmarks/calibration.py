@@ -518,6 +518,8 @@ def judge_command(files: Sequence[Path], catalog: bool) -> None:
     for document in documents:
         known = (problem[TIMES - 2 : TIMES + 1] for problem in document["problems"])
         ratios = [(first, best, times[0][1]) for first, best, times in known if first and best]
+        if not ratios:  # measured without cuBLASLt
+            continue
         click.echo(
             f"{''.join(part_of(document))}: best of the space over cuBLASLt's first "
             f"{geometric_mean([first / ours for first, _, ours in ratios]):.3f}, "
