@@ -42,7 +42,7 @@ STREAM_K_WORKERS = 9
 """The CTAs, or clusters, of a stream-K kernel for one tile more than that: their shares begin at every k-tile of a tile."""
 FAR_LEADING = 2**29
 """The leading dimension of the case of offsets beyond 2^31: from the fifth row on. Strides of a batch stay in TMA's limit."""
-RESIDENT_CTAS = 4
+RESIDENT_CTAS = 2
 """Clusters that run at the same time. More are not needed, because no CTA waits for a later one."""
 STEP_LIMIT = 50_000_000
 """Limit of warp instructions per launch. The largest case needs a hundredth of it."""
