@@ -28,8 +28,6 @@ TILES = {
     (9, 0): {"arch": "sm_90a", "tile": ["128x256x64", "256x128x64", "128x128x64"], "cluster": ["2x1", "1x1"]},
 }
 """The kernels to choose from, by compute capability."""
-PINGPONG = {(9, 0): {"arch": "sm_90a", "tile": "128x128x64", "cooperation": "pingpong"}}
-"""The stores of an epilogue with further results overlap the products of the other consumer."""
 
 
 def swiglu(gate, up):
@@ -66,13 +64,10 @@ def build(folder: str) -> hgemm.Library:
 
     major, minor = open_device().capability
     spec = TILES.get((major, minor), {"arch": f"sm_{major}{minor}", "tile": ["128x128x32", "64x64x32"]})
-    pingpong = PINGPONG.get((major, minor), {})
     hgemm.generate(spec, library=folder, epilogue=swiglu)
+    hgemm.generate(spec, library=folder, epilogue=hgemm.torch.training_epilogue(swiglu))
     hgemm.generate(spec, library=folder, epilogue=with_residual)
-    hgemm.generate(pingpong or spec, library=folder, epilogue=hgemm.torch.training_epilogue(swiglu))
-    hgemm.generate(spec, library=folder, layout="tt")  # gradients of activations
-    of_weights = {**pingpong, "cluster": "1x2", "raster": "group:16"} if pingpong else spec
-    hgemm.generate(of_weights, library=folder, layout="nt")  # gradients of weights
+    hgemm.generate(spec, library=folder, layout=["tn", "tt", "nt"])
     return hgemm.open(folder)
 
 
