@@ -103,7 +103,9 @@ def _reason(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
     if choice.nearest is None:
         has_survey = query.kind.code in selector.surveys
         unmeasured = (
-            "this one was measured on no similar problem" if has_survey else "no product of this kind was measured"
+            "the selected one was not measured on a similar problem"
+            if has_survey
+            else "no product of this kind was measured"
         )
         return f"smallest estimate of the variants that support the problem; {unmeasured} on {selector.target.name}"
     survey = selector.surveys[query.kind.code]
