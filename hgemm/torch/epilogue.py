@@ -351,7 +351,10 @@ def training_epilogue(epilogue: Any) -> Epilogue:
         raise ProblemError("the epilogue is none: leave it out")
     found = _saving(expression.text)
     if found is None:
-        raise ProblemError(f"no launch saves derivatives of {expression.formula}: training needs no other kernel")
+        raise ProblemError(
+            f"no launch saves derivatives of {expression.formula}: they do not depend on the product, or it has several results or "
+            "too many inputs. Generate the epilogue itself, and hgemm.torch.backward_epilogue if that has an expression"
+        )
     return found.expression
 
 

@@ -1,4 +1,5 @@
-// torch.ops.hgemm.matmul and launches of expressions without Python: finds the launch of a geometry in a cache, writes the addresses, and launches.
+// torch.ops.hgemm.matmul and launches of expressions without Python: finds the launch of a geometry in a cache, writes the
+// addresses, and launches.
 //
 // Python decides everything once per geometry (hgemm/torch/native.py): the kernel, the grid, the packed problem, the tensor maps.
 // A call that is not in the cache asks it. Nothing here knows a kernel, the layout of a Problem, or cuda.h.
@@ -1123,7 +1124,8 @@ PyObject* py_configure(PyObject*, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "O!OOOOO!OOO!", &PyDict_Type, &entries, &describe, &describe_expression, &allocate,
                         &record, &PyDict_Type, &activations, &problem_error, &device_error, &PyUnicode_Type, &word))
     return nullptr;
-  for (PyObject* kept : {describe, describe_expression, allocate, record, activations, problem_error, device_error}) Py_INCREF(kept);
+  for (PyObject* kept : {describe, describe_expression, allocate, record, activations, problem_error, device_error})
+    Py_INCREF(kept);
   py::dict const addresses = py::reinterpret_borrow<py::dict>(entries);
   auto set_optional = [&](auto& function, char const* name) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(number(addresses[name]));
