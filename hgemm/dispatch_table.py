@@ -363,8 +363,9 @@ KIB_LIMIT = 2**40
 """KiB of memory traffic and numbers of k-tiles are capped here."""
 SMEM_RESERVED_BYTES_PER_CTA = 1024
 """Shared memory that the system reserves per CTA. Source: CUDA C++ Programming Guide 12.6, "Compute Capability 8.x"."""
-EIGHTHS = 8
-"""Rows of 128 bytes that do not start at a sector touch five sectors of L2 instead of four: an eighth more for each operand."""
+STRADDLING_PART = 8
+"""Each operand whose rows do not start at sectors of L2 adds this part of the time of L2: 128 bytes of a row touch five sectors
+instead of four, a quarter more, and an operand is about half of the traffic."""
 L2_BITS = 12
 """`Clocks.l2` is the time of 2^L2_BITS k-tiles, so that it is precise as an integer."""
 
@@ -584,7 +585,7 @@ def _memory(row: Row, query: SelectionQuery, loads: int) -> int:
     kib = min((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
     loaded = min(loads, KIB_LIMIT) * row.l2_clocks >> L2_BITS
     l2 = max(loaded - (kib * row.l2_mib_clocks >> 10), 0)
-    l2 += l2 * query.straddling // EIGHTHS
+    l2 += l2 * query.straddling // STRADDLING_PART
     return row.dram_start_clocks + (kib * row.dram_mib_clocks >> 10) + l2
 
 

@@ -62,9 +62,9 @@ Kernels for the GPU's own architecture are preferred, then machine code for an o
 
 \b
   measured   the fastest variant that `hgemm tune` measured on this problem
-  near       the smallest estimate of all variants; `hgemm tune` measured this one on similar problems, which correct the estimate
-  shipped    the smallest estimate of all variants; `hgemm tune` did not measure this one on similar problems, but measurements
-             that ship with hgemm have calibrated the estimate
+  near       the smallest estimate of all variants, corrected: `hgemm tune` measured this one on similar problems
+  shipped    the smallest estimate of all variants, if `hgemm tune` did not measure this one on similar problems;
+             measurements that ship with hgemm have calibrated the estimate
   estimated  the same, but the cost model alone estimates the variant
 
 Estimates are clocks of an SM, by the cost model of `hgemm explain --m`.

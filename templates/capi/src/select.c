@@ -233,11 +233,13 @@ static uint64_t dram_clocks(hgemm_row const *row, uint64_t kib) {
   return row->dram_start_clocks + (kib * row->dram_mib_clocks >> 10);
 }
 
+enum { STRADDLING_PART = 8 }; /* dispatch_table.py says why */
+
 /* Returns the time of the loads that hit L2 because another CTA has read the same data. Rows that straddle sectors load more. */
 static uint64_t l2_clocks(hgemm_row const *row, uint64_t kib, uint64_t k_tile_loads, uint32_t straddling) {
   uint64_t const all = min64(k_tile_loads, KIB_LIMIT) * row->l2_clocks >> AGAIN_BITS;
   uint64_t const first = kib * row->l2_mib_clocks >> 10;
-  return all > first ? (all - first) + (all - first) * straddling / 8 : 0;
+  return all > first ? (all - first) + (all - first) * straddling / STRADDLING_PART : 0;
 }
 
 typedef struct Limit { /* an estimate is of interest if min(estimate, CORRECTED_LIMIT) * factor < best */
