@@ -291,6 +291,11 @@ own, and of its layout's beside its own.
 DRAM is as fast for one kernel as for another. With more freedom, a few small problems gave some kernels three times its speed.
 Kernels that differ only in the raster share factors: one of them may have been measured on few problems.
 """
+LEAST_K_TILE = 0.65
+"""The least factor of a kernel's k-tile, as a part of its group's.
+
+A kernel that was mostly measured on few k-tiles got 0.36 of it. It was then selected for long k, where it is slow.
+"""
 FAR, LEAST_WEIGHT, SOFT = 0.5, 0.03, 0.1
 """A launch this much slower than the best of its problem has the least weight. Errors above SOFT count linearly."""
 STEPS, LONGEST_STEP, DIFFERENCE = 10, 0.3, 0.02
@@ -365,6 +370,8 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
         found.append(logs)
         prior = logs
     shared, groups, spanned, _, own = found
+    k_tile = TERMS.index("k_tile")
+    own[:, k_tile] = np.maximum(own[:, k_tile], groups[:, k_tile] + np.log(LEAST_K_TILE))
     return Fitted(np.exp(shared[0]), np.exp(groups), np.exp(spanned - groups), np.exp(own))
 
 
