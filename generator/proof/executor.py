@@ -209,6 +209,10 @@ class Executable:
         self._emulate = ctypes.CDLL(str(path)).hgemm_emulate
         self._emulate.argtypes = [ctypes.POINTER(_Emulation), ctypes.c_char_p, ctypes.c_size_t]
 
+    @cached_property
+    def _text(self) -> ctypes.Array[ctypes.c_char]:
+        return ctypes.create_string_buffer(_REPORT_BYTES)
+
     def run(self, launch: Launch, adversary: Adversary) -> Report:
         """Run one launch. Raises DeviceError if the executor rejects it."""
         blocks = [ctypes.create_string_buffer(value, len(value)) for value in launch.parameters]
@@ -235,7 +239,7 @@ class Executable:
             parameter_bytes=ctypes.cast(sizes, ctypes.POINTER(ctypes.c_uint64)),
             regions=regions,
         )
-        text = ctypes.create_string_buffer(_REPORT_BYTES)
+        text = self._text  # made once, because zeroing it takes as long as a small launch
         status = self._emulate(ctypes.byref(request), text, _REPORT_BYTES)
         if status == _TOO_LONG:
             raise DeviceError(f"the report of the executor exceeds {_REPORT_BYTES} B")

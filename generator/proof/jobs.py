@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import hashlib
 import json
@@ -291,7 +292,7 @@ def prove_texts(
     cases that do not depend on them: all but the first one run those of numbers.
     """
     prove = partial(_prove_twins, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, initializer=_keep_freed_memory) as pool:
         executor = pool.submit(host_toolchain.executor)  # takes some seconds, beside the first kernels
         compiling = pool.map(partial(_compiled, templates=host_toolchain.templates), texts)
         try:
@@ -313,6 +314,13 @@ def prove_texts(
             future, at = runs[one.run_key]
             yield replace(future.result()[at], symbol=text.symbol)
     trim(host_toolchain.cache)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep the memory that NVIDIA's compilers free, for the next kernel."""
+    with suppress(AttributeError, OSError):  # another C library
+        for number, name in ((-3, "MALLOC_MMAP_THRESHOLD_"), (-1, "MALLOC_TRIM_THRESHOLD_")):
+            ctypes.CDLL(None).mallopt(number, int(_KEEP_FREED_MEMORY[name]))
 
 
 _FIRST_TYPE = "f16"
