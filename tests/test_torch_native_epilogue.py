@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import shutil
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -88,6 +90,21 @@ def test_expressions_are_launched_without_python(launching: NativeExpressions, m
     assert len(launching.launches) == 3
 
 
+def test_programs_of_old_calls_are_freed(launching: NativeExpressions) -> None:
+    a, b, given = whole(M, K), whole(N, K).t(), inputs()
+    programs = []
+    for number in range(4):
+        hgemm_torch.fused(a, b, fused, {**given, "gain": number})
+        (program,) = (
+            one for one in gc.get_objects() if type(one) is native.Program and ("gain", number) in one.scalars
+        )
+        programs.append(weakref.ref(program))
+    fused_operator._program.cache_clear()
+    del program
+    assert [one() for one in programs] == [None] * 4
+    hgemm_torch.fused(a, b, fused, given)  # another number, so no launch of an old one
+
+
 def test_batches_and_strides(launching: NativeExpressions) -> None:
     a, b = torch.stack([whole(M, K)] * 2), whole(N, K).t()
     given = inputs(2)
@@ -117,7 +134,7 @@ def test_errors_are_those_of_python(launching: NativeExpressions) -> None:
         hgemm_torch.fused(a, b, "relu(acc)")
     program = fused_operator._program(as_epilogue("relu(acc)").text, ())
     with pytest.raises(ProblemError, match="5 axes"):
-        operator._native.fused(a, b, whole(M, N), (whole(1, 1, 1, 1, 1),), program, 1.0, 0.0, False)
+        operator._native.fused(a, b, whole(M, N), (whole(1, 1, 1, 1, 1),), program, program.number, 1.0, 0.0, False)
 
 
 def test_another_library_forgets_the_launches(launching: NativeExpressions, monkeypatch: pytest.MonkeyPatch) -> None:

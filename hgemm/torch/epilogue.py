@@ -151,7 +151,7 @@ def _launch(
     operands = (*[given.get(one.name) for one in expression.operands], *further)
     program = _program(epilogue, tuple(zip(names[len(arrays) :], numbers)))
     if operator._native is not None:
-        operator._native.fused(a, b, d, operands, program, alpha, beta, batch_invariant)
+        operator._native.fused(a, b, d, operands, program, program.number, alpha, beta, batch_invariant)
         return [*results]
     orders = operator._order_options(batch_invariant)
     options = MatmulOptions(
@@ -166,7 +166,11 @@ def _program(text: str, scalars: tuple[tuple[str, float], ...]) -> Program:
     expression = parse_epilogue(text)
     assert expression is not None
     inputs = (INPUT + one.name for one in expression.operands)
-    return Program(text, (*inputs, *(OUTPUT + one.name for one in expression.outputs)), tuple(sorted(scalars)))
+    outputs = (OUTPUT + one.name for one in expression.outputs)
+    return Program(text, (*inputs, *outputs), tuple(sorted(scalars)), next(_numbers))
+
+
+_numbers = itertools.count()
 
 
 def _by_rows(x: Tensor) -> Tensor:

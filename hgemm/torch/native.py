@@ -172,11 +172,15 @@ _OPERANDS = ("A", "B", "C", "D", "bias")
 
 @dataclass(frozen=True)
 class Program:
-    """An expression of a call: its text, its operands with INPUT and OUTPUT before their names, and its numbers."""
+    """An expression of a call: its text, its operands with INPUT and OUTPUT before their names, and its scalars that are numbers.
+
+    Fields: `number` is unique in this process. It identifies the program in the cache of launches.
+    """
 
     text: str
     operands: tuple[str, ...]
     scalars: tuple[tuple[str, float], ...]
+    number: int
 
 
 def _view(given: tuple[Any, ...], device: int) -> View:

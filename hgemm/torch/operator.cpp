@@ -957,6 +957,7 @@ struct Fused {
   Operand a, b, d;
   std::vector<Operand> more;  // inputs that are arrays, in order, then further results; without an address where it is a number
   PyObject* program;          // what describe_expression takes
+  int64_t number;             // of the program: no other one has it
   double alpha, beta;
   int64_t device;
   bool tf32, invariant;
@@ -974,7 +975,7 @@ struct Fused {
     int64_t numbers[2];
     std::memcpy(&numbers[0], &alpha, 8);
     std::memcpy(&numbers[1], &beta, 8);
-    words.insert(words.end(), {numbers[0], numbers[1], reinterpret_cast<int64_t>(program), device << 2 | tf32 << 1 | invariant});
+    words.insert(words.end(), {numbers[0], numbers[1], number, device << 2 | tf32 << 1 | invariant});
     return words;
   }
 };
@@ -992,7 +993,6 @@ void run(Fused const& call) {
   }
   if (!found) {
     found = ask(expressions, key, describe_expression, [&] {
-      Py_INCREF(call.program);  // the key has its address
       py::list more;
       for (Operand const& x : call.more) more.append(described(x));
       return py::make_tuple(described(call.a), described(call.b), described(call.d), more,
@@ -1019,11 +1019,11 @@ PyObject* py_plain(PyObject*, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// fused(a, b, d, more, program, alpha, beta, batch_invariant): launch an expression. `more` has the inputs, None for numbers,
-// and the further results. Results are new tensors.
+// fused(a, b, d, more, program, number, alpha, beta, batch_invariant): launch an expression. `more` has the inputs, None for
+// numbers, and the further results. Results are new tensors. `number` is that of the program.
 PyObject* py_fused(PyObject*, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK(count == 8 && PyTuple_Check(given[3]), "fused takes 8 arguments, of which the fourth is a tuple");
+  TORCH_CHECK(count == 9 && PyTuple_Check(given[3]), "fused takes 9 arguments, of which the fourth is a tuple");
   Fused call;
   auto unpacked = [](PyObject* object) -> Tensor const& {
     TORCH_CHECK(THPVariable_Check(object), "an operand is no tensor");
@@ -1040,10 +1040,10 @@ PyObject* py_fused(PyObject*, PyObject* const* given, Py_ssize_t count) {
     PyObject* one = PyTuple_GET_ITEM(given[3], i);
     call.more.push_back(one == Py_None ? Operand() : add(unpacked(one)));
   }
-  call.program = given[4];
-  call.alpha = PyFloat_AsDouble(given[5]), call.beta = PyFloat_AsDouble(given[6]);
+  call.program = given[4], call.number = PyLong_AsLongLong(given[5]);
+  call.alpha = PyFloat_AsDouble(given[6]), call.beta = PyFloat_AsDouble(given[7]);
   if (PyErr_Occurred()) return nullptr;
-  call.device = std::max<int64_t>(a.device().index(), 0), call.tf32 = as_tf32(a), call.invariant = given[7] == Py_True;
+  call.device = std::max<int64_t>(a.device().index(), 0), call.tf32 = as_tf32(a), call.invariant = given[8] == Py_True;
   {
     py::gil_scoped_release no_gil;
     run(call);
