@@ -15,7 +15,8 @@ enum {
   M = 304, N = 200, K = 136, /* multiples of 8 elements, so that every kernel's alignment is met */
   MULTIPROCESSOR_COUNT = 16, /* CUdevice_attribute */
   MAX_DYNAMIC_SHARED = 8,    /* CUfunction_attribute */
-  L2_PROMOTION_256B = 3,     /* CUtensorMapL2promotion */
+  L2_PROMOTION_128B = 2,     /* CUtensorMapL2promotion */
+  L2_PROMOTION_256B = 3,
   COUNTERS = 65536,          /* of a workspace */
   NO_BINARY_FOR_GPU = 209,   /* CUresult */
   NO_GPU = 77
@@ -80,11 +81,13 @@ static void encode(Maps *maps, int operand, uint64_t address, int64_t rows, int6
   uint64_t const extents[3] = {(uint64_t)columns, (uint64_t)rows, batched ? (uint64_t)batch : 1};
   uint64_t const strides[2] = {(uint64_t)(leading * size), (uint64_t)((batched ? batch_stride : leading) * size)};
   uint32_t const steps[3] = {1, 1, 1};
+  /* 256 is slower where rows start within 256 bytes */
+  int const promotion = strides[0] % 256 == 0 && strides[1] % 256 == 0 ? L2_PROMOTION_256B : L2_PROMOTION_128B;
   memset(maps->map[operand], 0, sizeof maps->map[operand]);
   if (rule.box[0] == 0) return;
   driver_entry("cuTensorMapEncodeTiled", &tiled);
   check_driver(tiled(maps->map[operand], rule.type, 3, (void *)(uintptr_t)address, extents, strides, rule.box, steps, 0,
-                     rule.swizzle, L2_PROMOTION_256B, 0),
+                     rule.swizzle, promotion, 0),
                "encode a tensor map");
 }
 

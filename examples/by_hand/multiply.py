@@ -85,10 +85,12 @@ def tensor_map(rule: dict, address: int, rows: int, columns: int, leading: int, 
     element = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{ELEMENT_TYPES[rule['element']]}")
     swizzle = getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[rule['swizzle_bytes']]}")
     extents = [driver.cuuint64_t(extent) for extent in (columns, rows, 1)]
-    strides = [driver.cuuint64_t(leading * element_bytes)] * 2
+    row_bytes = leading * element_bytes
+    strides = [driver.cuuint64_t(row_bytes)] * 2
     box = [driver.cuuint32_t(extent) for extent in rule["box"]]
     interleave = driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE
-    promotion = driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+    promoted = 256 if row_bytes % 256 == 0 else 128  # 256 is slower where rows start within 256 bytes
+    promotion = getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{promoted}B")
     fill = driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
     steps = [driver.cuuint32_t(1)] * 3
     place = (element, 3, address, extents, strides, box, steps, interleave, swizzle, promotion, fill)
