@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import pytest
+import torch
 from computing_driver import ComputingDriver
 from fake_driver import MEMSET
 
+import hgemm.arrays
+from hgemm import Library
+from hgemm.arrays import ARRAY_ADAPTERS
 from hgemm.launch import MAP_BYTES
 from hgemm.problem import PROBLEM_BYTES
-from hgemm.torch import operator
+from hgemm.torch import native, operator
 
 _POINTER, _INT, _UNSIGNED = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 
@@ -160,6 +167,13 @@ class NativeDriver:
         return 0
 
 
+def build_operator() -> None:
+    """Compile the C++ operator."""
+    if not any(map(shutil.which, native.COMPILERS)):
+        pytest.skip("there is no C++ compiler here, which the C++ operator needs")
+    native.built({})
+
+
 @contextmanager
 def operator_on(driver: NativeDriver) -> Iterator[None]:
     """Run the C++ operator on tensors of the CPU with a driver. On a machine with a GPU, other tests leave it on the real one."""
@@ -170,3 +184,20 @@ def operator_on(driver: NativeDriver) -> Iterator[None]:
     assert operator._native is not None
     yield
     operator._stop_native()
+
+
+@contextmanager
+def library_on(driver: NativeDriver, library: Library) -> Iterator[None]:
+    """Run the operator's kernels of a library on tensors of the CPU, by the C++ operator."""
+
+    def allocate(device: int, size_bytes: int) -> tuple[int, torch.Tensor]:
+        block = torch.full((size_bytes,), 0xEE, dtype=torch.uint8)
+        return block.data_ptr(), block
+
+    adapter = replace(ARRAY_ADAPTERS[torch.Tensor], allocate=allocate, stream=lambda read: driver.stream)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(hgemm.arrays._DEVICE_KINDS, 1, "CPU")
+        patch.setitem(ARRAY_ADAPTERS, torch.Tensor, adapter)
+        patch.setattr(operator, "_library", library)
+        with operator_on(driver):
+            yield

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,15 +13,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from computing_driver import ComputingDriver  # noqa: E402
 from fake_driver import MEMSET  # noqa: E402
-from native_driver import NativeDriver, operator_on  # noqa: E402
+from native_driver import NativeDriver, build_operator, library_on, operator_on  # noqa: E402
 from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
-from test_torch import CASES, tensors  # noqa: E402
+from test_torch import CASES, tensors, whole  # noqa: E402
 
-import hgemm.arrays  # noqa: E402
 import hgemm.torch as hgemm_torch  # noqa: E402
 import hgemm.torch.operator as operator  # noqa: E402
 from hgemm import Library, ProblemError  # noqa: E402
-from hgemm.arrays import ARRAY_ADAPTERS  # noqa: E402
 from hgemm.errors import DeviceError, UnsupportedError  # noqa: E402
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS  # noqa: E402
 from hgemm.torch import native  # noqa: E402
@@ -31,30 +27,15 @@ from hgemm.torch import native  # noqa: E402
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler() -> None:
-    if not any(map(shutil.which, native.COMPILERS)):
-        pytest.skip("there is no C++ compiler here")
-    native.built({})
+    build_operator()
 
 
 @pytest.fixture
-def launching(library: Library, driver: ComputingDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeDriver]:  # noqa: F811
+def launching(library: Library, driver: ComputingDriver) -> Iterator[NativeDriver]:  # noqa: F811
     """Register the C++ kernels for the CPU."""
-
-    def allocate(device: int, size_bytes: int):
-        block = torch.full((size_bytes,), 0xEE, dtype=torch.uint8)
-        return block.data_ptr(), block
-
-    adapter = replace(ARRAY_ADAPTERS[torch.Tensor], allocate=allocate, stream=lambda read: fake.stream)
-    monkeypatch.setitem(hgemm.arrays._DEVICE_KINDS, 1, "CPU")
-    monkeypatch.setitem(ARRAY_ADAPTERS, torch.Tensor, adapter)
-    monkeypatch.setattr(operator, "_library", library)
     fake = NativeDriver(driver)
-    with operator_on(fake):
+    with library_on(fake, library):
         yield fake
-
-
-def whole(*shape: int, dtype=torch.float16):
-    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def exact(a, b):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import shutil
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -15,15 +13,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 import simulated  # noqa: E402
 from fake_driver import problem_at  # noqa: E402
-from native_driver import Handle, LaunchConfig, NativeDriver, operator_on  # noqa: E402
+from native_driver import Handle, LaunchConfig, NativeDriver, build_operator, library_on  # noqa: E402
 from test_epilogue_launch import ExpressionDriver, driver, fused, opened, several  # noqa: E402, F401 (fixtures)
+from test_torch import whole  # noqa: E402
 
-import hgemm.arrays  # noqa: E402
 import hgemm.torch as hgemm_torch  # noqa: E402
 import hgemm.torch.epilogue as fused_operator  # noqa: E402
 import hgemm.torch.operator as operator  # noqa: E402
 from hgemm import Library, ProblemError  # noqa: E402
-from hgemm.arrays import ARRAY_ADAPTERS  # noqa: E402
 from hgemm.epilogue_language import as_epilogue  # noqa: E402
 from hgemm.errors import UnsupportedError  # noqa: E402
 from hgemm.torch import native  # noqa: E402
@@ -41,31 +38,12 @@ class NativeExpressions(NativeDriver):
 
 
 @pytest.fixture
-def launching(
-    opened: Library,  # noqa: F811
-    driver: ExpressionDriver,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[NativeExpressions]:
+def launching(opened: Library, driver: ExpressionDriver) -> Iterator[NativeExpressions]:  # noqa: F811
     """Register the C++ kernels for the CPU. Nothing computes the operator in Python."""
-    if not any(map(shutil.which, native.COMPILERS)):
-        pytest.skip("there is no C++ compiler here")
-    native.built({})
-
-    def allocate(device: int, size_bytes: int):
-        block = torch.zeros(size_bytes, dtype=torch.uint8)
-        return block.data_ptr(), block
-
-    adapter = replace(ARRAY_ADAPTERS[torch.Tensor], allocate=allocate, stream=lambda read: 0)
-    monkeypatch.setitem(hgemm.arrays._DEVICE_KINDS, 1, "CPU")
-    monkeypatch.setitem(ARRAY_ADAPTERS, torch.Tensor, adapter)
-    monkeypatch.setattr(operator, "_library", opened)
+    build_operator()
     fake = NativeExpressions(driver)
-    with operator_on(fake):
+    with library_on(fake, opened):
         yield fake
-
-
-def whole(*shape: int, dtype=torch.float16):
-    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def inputs(*batch: int) -> dict:

@@ -289,10 +289,16 @@ Launch read(py::dict const& given) {
   return launch;
 }
 
-// Asks Python for the launch of a new geometry by a function and its arguments, and keeps it. Raises what Python raises.
+// Returns the launch of a geometry. Asks Python for a new one by a function and its arguments, and keeps it. Raises what
+// Python raises.
 template <class Launches, class Arguments>
-std::shared_ptr<Launch const> ask(Launches& launches, typename Launches::key_type const& key, PyObject* question,
-                                  Arguments const& arguments) {
+std::shared_ptr<Launch const> launch_of(Launches& launches, typename Launches::key_type const& key, PyObject* question,
+                                        Arguments const& arguments) {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto place = launches.find(key);
+    if (place != launches.end()) return place->second;
+  }
   std::shared_ptr<Launch const> made;
   uint64_t started;
   bool keep, early;
@@ -397,20 +403,12 @@ void launch_at(Launch const& launch, int64_t (&address)[OPERANDS], at::ArrayRef<
 bool run(Call const& call, Key const& key, bool fresh_output) {
   void* stream = nullptr;
   checked(driver.stream(int32_t(call.device), &stream), "find the current stream");
-  std::shared_ptr<Launch const> found;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    auto place = launches.find(key);
-    if (place != launches.end()) found = place->second;
-  }
-  if (!found) {
-    found = ask(launches, key, describe, [&] {
-      py::tuple operands(5);
-      for (int i = 0; i < 5; ++i) operands[i] = described(call.operand[i]);
-      return py::make_tuple(operands, call.device, call.alpha, call.beta, call.activation, call.tf32, call.invariant,
-                            reinterpret_cast<uint64_t>(stream));
-    });
-  }
+  std::shared_ptr<Launch const> const found = launch_of(launches, key, describe, [&] {
+    py::tuple operands(5);
+    for (int i = 0; i < 5; ++i) operands[i] = described(call.operand[i]);
+    return py::make_tuple(operands, call.device, call.alpha, call.beta, call.activation, call.tf32, call.invariant,
+                          reinterpret_cast<uint64_t>(stream));
+  });
   Launch const& launch = *found;
   if (launch.empty) return true;
 
@@ -984,22 +982,13 @@ struct Fused {
 void run(Fused const& call) {
   void* stream = nullptr;
   checked(driver.stream(int32_t(call.device), &stream), "find the current stream");
-  auto const key = call.key();
-  std::shared_ptr<Launch const> found;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    auto place = expressions.find(key);
-    if (place != expressions.end()) found = place->second;
-  }
-  if (!found) {
-    found = ask(expressions, key, describe_expression, [&] {
-      py::list more;
-      for (Operand const& x : call.more) more.append(described(x));
-      return py::make_tuple(described(call.a), described(call.b), described(call.d), more,
-                            py::reinterpret_borrow<py::object>(call.program), call.device, call.alpha, call.beta, call.tf32,
-                            call.invariant, reinterpret_cast<uint64_t>(stream));
-    });
-  }
+  std::shared_ptr<Launch const> const found = launch_of(expressions, call.key(), describe_expression, [&] {
+    py::list more;
+    for (Operand const& x : call.more) more.append(described(x));
+    return py::make_tuple(described(call.a), described(call.b), described(call.d), more,
+                          py::reinterpret_borrow<py::object>(call.program), call.device, call.alpha, call.beta, call.tf32,
+                          call.invariant, reinterpret_cast<uint64_t>(stream));
+  });
   if (found->empty) return;
   TORCH_CHECK(found->more_offsets.size() == call.more.size(), "an expression has another number of operands");
   int64_t address[OPERANDS] = {};
