@@ -29,7 +29,7 @@ from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.sweep import sweep
 from hgemm.bench.protocol import geometric_mean
-from hgemm.dispatch_table import L2_BITS, ROUND_WAITS, Row, row_of, sms_used, tiles_per_sm
+from hgemm.dispatch_table import L2_BITS, ROUND_WAITS, STRADDLING_PART, Row, row_of, sms_used, tiles_per_sm
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import (
     FAMILY,
@@ -268,7 +268,9 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
     average = (one.loads * k_tile + one.items * tile + one.split_items * partial) / one.sms
     sm = sm - np.maximum(sm - average, 0) / 2 * is_calibrated
     again = one.loads * of("l2_clocks", "l2") / (1 << L2_BITS) - one.mib * of("l2_mib_clocks", "l2")
-    again = np.maximum(again, 0) * (1 + one.straddling / 4)
+    again = np.maximum(again, 0) * (
+        1 + 2 * one.straddling / STRADDLING_PART
+    )  # `straddling` is 1 if both operands straddle
     memory = of("dram_start_clocks", "dram_start") + one.mib * of("dram_mib_clocks", "dram") + again
     longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
     added = (one.splits > 0) * of("split_clocks", "split") + one.splits * partial

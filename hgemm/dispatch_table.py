@@ -364,8 +364,8 @@ KIB_LIMIT = 2**40
 SMEM_RESERVED_BYTES_PER_CTA = 1024
 """Shared memory that the system reserves per CTA. Source: CUDA C++ Programming Guide 12.6, "Compute Capability 8.x"."""
 STRADDLING_PART = 8
-"""Each operand whose rows do not start at sectors of L2 adds this part of the time of L2: 128 bytes of a row touch five sectors
-instead of four, a quarter more, and an operand is about half of the traffic."""
+"""Each operand whose rows do not start at sectors of L2 adds 1 / STRADDLING_PART to the time of L2: 128 bytes of a row touch five
+sectors instead of four, a quarter more, and an operand is about half of the traffic."""
 L2_BITS = 12
 """`Clocks.l2` is the time of 2^L2_BITS k-tiles, so that it is precise as an integer."""
 
