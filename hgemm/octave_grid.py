@@ -60,7 +60,8 @@ FACTOR_ONE = 1 << 12
 """Correction factors are fixed-point numbers. This is 1.0."""
 MIN_RATIO, MAX_RATIO = FACTOR_ONE >> 3, FACTOR_ONE << 3
 CORRECTED_LIMIT = 2**46
-"""Estimates are capped here before they are multiplied by a factor. Products then stay below 2^63. Units: clocks."""
+"""Estimates are capped here before they are multiplied by a factor. Products then stay below 2^63. Kernels with longer estimates,
+about 11 hours, count as equally fast. Units: clocks."""
 NEAREST = 32
 """Measured problems that correct an estimate, at most."""
 WEIGHT_ONE = 1 << 10
