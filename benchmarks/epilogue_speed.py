@@ -1,4 +1,4 @@
-"""Time kernels with an epilogue beside the plain product, eager torch and torch.compile, on the products of Llama 3 8B's MLP.
+"""Time kernels with an epilogue beside the plain product, eager torch and torch.compile, on the MLP of Llama 3 8B.
 
     python -m benchmarks.epilogue_speed --library build/epilogues --seconds 120 --json epilogues.json
 
@@ -6,6 +6,7 @@ Builds what is missing. Each problem has three contenders of ours: `plain` is th
 kernel without one that is otherwise equal to `fused`. `eager` and `compiled` are torch's. Rounds alternate. Above 1,
 `fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed. `over` is the time of
 `fused` over that of `plain` and `copied`.
+A whole MLP is two of our launches: the hidden layer, and the product back with the MLP's input as residual.
 A gallery has each function of examples/epilogues.py on one product, beside the plain kernel of the same tile.
 Units: microseconds.
 """
@@ -32,9 +33,13 @@ from hgemm.epilogue_language import as_epilogue
 HIDDEN, INNER = 4096, 14336
 LINEAR = "residual: Matrix; gelu(acc + bias) + residual"
 SWIGLU = "silu(gate) * up"
-TOKENS = (512, 1024, 2048, 4096, 8192)
 LAYERS = {"up": (INNER, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
 """n and k of the products."""
+MLPS = {
+    "gelu": ((INNER, HIDDEN, "gelu(acc + bias)"), (HIDDEN, INNER, "residual: Matrix; acc + bias + residual")),
+    "swiglu": ((2 * INNER, HIDDEN, SWIGLU), (HIDDEN, INNER, "residual: Matrix; acc + residual")),
+}
+"""n, k and epilogue of the two launches of a whole MLP."""
 TILES = (
     {"tile": "128x256x64", "cooperation": "cooperative", "cluster": ["2x1", "1x1"]},
     {"tile": "256x128x64", "cooperation": "cooperative", "cluster": "2x1"},
@@ -52,14 +57,14 @@ GALLERY_SIZE = 4096
 ROTATED_BYTES = 256 << 20
 """Together, the operands of a graph exceed the L2 cache several times."""
 GRAPH_MS, ROUNDS = 6.0, 31
-COMPILED_TOKENS = (2048, 512, 8192, 1024, 4096)
+TOKENS = (2048, 512, 8192, 1024, 4096)
 """In this order, as far as the time allows: torch.compile tunes each size anew, in about 12 s."""
 
 
 def build(library: str, jobs: int | None) -> dict[str, list[Any]]:
     """Return the kernels of each expression, and of none, in one order of tiles."""
     common = {"arch": "sm_90a", "layout": "tn", "dtype": "f16", "beta": "off"}
-    texts = ["none", LINEAR, SWIGLU]
+    texts = ["none", LINEAR, *(text for launches in MLPS.values() for _, _, text in launches)]
     found = {
         text: hgemm.generate([{**common, **tile} for tile in TILES], epilogue=text, library=library, jobs=jobs)
         for text in texts
@@ -249,6 +254,74 @@ def _ratio(above: list[float], below: list[float]) -> list[float]:
     return [round(value, 4) for value in (statistics.median(ratios), min(ratios), max(ratios))]
 
 
+class Mlp:
+    """The operands of a whole MLP with `m` tokens, and its contenders."""
+
+    def __init__(self, name: str, m: int) -> None:
+        import torch
+
+        self.name, self.m, launches = name, m, MLPS[name]
+        self.sets = max(2, -(-ROTATED_BYTES // (2 * sum(m * k + n * k for n, k, _ in launches))))
+        half = {"device": "cuda", "dtype": torch.float16}
+        self.x = [torch.randn(m, HIDDEN, **half) for _ in range(self.sets)]
+        self.w = [[torch.randn(n, k, **half) / k**0.5 for n, k, _ in launches] for _ in range(self.sets)]
+        self.pairs = [w[0].chunk(2) for w in self.w] if name == "swiglu" else []
+        for w, pair in zip(self.w, self.pairs, strict=False):
+            w[0] = hgemm.interleave(*pair, axis=0)
+        self.bias = [[torch.rand(n, **half) for n, _, _ in launches] for _ in range(self.sets)]
+        self.hidden, self.y = torch.empty(m, INNER, **half), torch.empty(m, HIDDEN, **half)
+        self.guess_us = sum(2 * m * n * k for n, k, _ in launches) / 600e6
+
+    def ours(self, first: Any, second: Any) -> Callable[[int], object]:
+        import torch
+
+        def run(at: int) -> object:
+            x, (w_first, w_second), biases = self.x[at], self.w[at], self.bias[at]
+            has_bias = self.name == "gelu"
+            inputs = [{"bias": bias} if has_bias else {} for bias in biases]
+            stream = torch.cuda.current_stream().cuda_stream
+            first(x, w_first.t(), self.hidden, inputs=inputs[0], stream=stream)
+            return second(self.hidden, w_second.t(), self.y, inputs={**inputs[1], "residual": x}, stream=stream)
+
+        return run
+
+    def formula(self, x: Any, first: Any, second: Any, biases: Any) -> Any:
+        """Return what eager torch computes. `first` are both weights of a gated pair."""
+        import torch
+        import torch.nn.functional as F
+
+        if self.name == "gelu":
+            return torch.addmm(biases[1], F.gelu(torch.addmm(biases[0], x, first.t())), second.t()) + x
+        return torch.mm(F.silu(torch.mm(x, first[0].t())) * torch.mm(x, first[1].t()), second.t()) + x
+
+    def torchs(self, function: Callable[..., object]) -> Callable[[int], object]:
+        return lambda at: function(
+            self.x[at], self.pairs[at] if self.pairs else self.w[at][0], self.w[at][1], self.bias[at]
+        )
+
+
+def time_mlp(kernels: Mapping[str, list[Any]], name: str, m: int, compiled: bool) -> dict[str, Any]:
+    """Return the medians and the ratios of a whole MLP."""
+    import torch
+
+    chosen = [fastest(Layer(text, m, n, k), kernels[text], True) for n, k, text in MLPS[name]]
+    mlp = Mlp(name, m)
+    runs = {"fused": mlp.ours(*chosen), "eager": mlp.torchs(mlp.formula)}
+    runs["fused"](0)
+    check(f"MLP {name}", mlp.y, runs["eager"](0))
+    if compiled:
+        runs["compiled"] = mlp.torchs(torch.compile(mlp.formula, mode="max-autotune-no-cudagraphs", dynamic=False))
+        check(f"MLP {name}, compiled", runs["compiled"](0), runs["eager"](0))
+    times = timed(runs, mlp.sets, mlp.guess_us, ROUNDS)
+    return {
+        "mlp": name,
+        "m": m,
+        "kernels": [kernel.symbol for kernel in chosen],
+        "us": {one: round(statistics.median(found), 2) for one, found in times.items()},
+        "ratios": {one: _ratio(times[one], times["fused"]) for one in runs if one != "fused"},
+    }
+
+
 def gallery(kernels: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
     """Yield the time of each example, and of the plain kernel of the same tile."""
     size = GALLERY_SIZE
@@ -262,14 +335,27 @@ def gallery(kernels: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
         yield {"function": name, "us": us, "ratio": _ratio(times["plain"], times["fused"]), "copied": copied}
 
 
+def measured(kernels: Mapping[str, list[Any]], args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row, and the part that it belongs to."""
+    if args.part in (None, "gallery"):
+        yield from (("gallery", row) for row in gallery(kernels))
+    for m in args.tokens:
+        for name in args.layers if args.part in (None, "layers") else ():
+            text = SWIGLU if name == "gate_up" else LINEAR
+            yield "layers", time_layer(kernels, name, text, m, args.compiled)
+        for name in MLPS if args.part in (None, "mlp") else ():  # torch.compile reuses what it has tuned for the layers
+            yield "mlp", time_mlp(kernels, name, m, args.compiled)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default="build/epilogues")
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="of measurements; the rest of the problems is skipped"
     )
-    parser.add_argument("--part", choices=["layers", "gallery", "compiled"], help="measure this part only")
-    parser.add_argument("--tokens", type=int, nargs="+", help="sizes of the parts layers and compiled")
+    parser.add_argument("--part", choices=["layers", "mlp", "gallery"], help="measure this part only")
+    parser.add_argument("--compiled", action="store_true", help="measure layers and MLPs beside torch.compile, too")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="sizes of layers and MLPs")
     parser.add_argument("--layers", nargs="+", choices=[*LAYERS], default=[*LAYERS])
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--build-only", action="store_true")
@@ -285,25 +371,17 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "layers": [],
+        "mlp": [],
         "gallery": [],
     }
-    layers = [(name, SWIGLU if name == "gate_up" else LINEAR) for name in args.layers]
-    wanted = [(name, text, m) for m in args.tokens or COMPILED_TOKENS for name, text in layers]
-    parts = {
-        "layers": (
-            "layers",
-            (time_layer(kernels, name, text, m, False) for m in args.tokens or TOKENS for name, text in layers),
-        ),
-        "gallery": ("gallery", gallery(kernels)),
-        "compiled": ("layers", (time_layer(kernels, *one, True) for one in wanted)),
-    }
-    for part, rows in [parts[args.part]] if args.part else parts.values():
-        while time.monotonic() < end and (row := next(rows, None)):
-            found[part].append(row)
-            print(json.dumps(row), flush=True)
-            if args.json:
-                args.json.write_text(json.dumps(found, indent=1) + "\n")
-            torch.cuda.empty_cache()
+    rows = measured(kernels, args)
+    while time.monotonic() < end and (timed_row := next(rows, None)):
+        part, row = timed_row
+        found[part].append(row)
+        print(json.dumps(row), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1) + "\n")
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
