@@ -23,10 +23,10 @@ ROWS_MIX = tuple(1 << power for power in range(14))
 """The rows for which orders are compared: the powers of 2 from 1 to 8192. Each counts as much as the others."""
 SCORE_ONE = 1 << 12
 """Ratios of times are fixed-point numbers. This is 1.0."""
-SPLIT_PART = 20
-"""Orders that split k get this part added to their sum of ratios. Few kernels compute such an order for many rows, so the one with
-the lowest estimate is more often worse than estimated. Chosen on 1,947 drawn problems of an H100 and an H200: batch-invariant
-kernels have 0.979 of the speed of others in the mean with 1/20, 0.974 without, 0.978 to 0.980 with 1/50 to 1/10."""
+PART_PERCENT, FEWEST_PERCENT = 1, 5
+"""Orders that split k get so much added to their sum of ratios: a percentage for each part, and at least the second one. The more
+parts, the fewer kernels compute them for many rows, and the more often the one with the lowest estimate is worse than estimated.
+Source: docs/performance-notes.md."""
 MAX_ORDERS = 64
 """Orders of one n and k that are compared."""
 
@@ -146,8 +146,12 @@ def chosen_order(candidates: Iterable[Candidate], query: SelectionQuery, target:
         times = [_clocks(keep, order, typical, target) for order, keep in zip(orders, keeping, strict=True)]
         fastest = max(min(times), 1)
         totals = [total + time * SCORE_ONE // fastest for total, time in zip(totals, times, strict=True)]
-    totals = [total + (order.splits > 1) * total // SPLIT_PART for total, order in zip(totals, orders, strict=True)]
+    totals = [total + total * _percent(order) // 100 for total, order in zip(totals, orders, strict=True)]
     return orders[totals.index(min(totals))]
+
+
+def _percent(order: KOrder) -> int:
+    return max(order.splits * PART_PERCENT, FEWEST_PERCENT) if order.splits > 1 else 0
 
 
 def possible_orders(candidates: Sequence[Candidate], query: SelectionQuery, target: Target, beta: bool) -> list[KOrder]:

@@ -343,7 +343,7 @@ static int has_workspace(hgemm_row const *row, hgemm_query const *q, uint64_t ti
          hgemm_workspace_bytes(row, q, options.whole_tiles, shared, options.splits) <= q->workspace_bytes;
 }
 
-enum { SPLIT_PART = 20 }; /* invariance.py says why */
+enum { PART_PERCENT = 1, FEWEST_PERCENT = 5 }; /* invariance.py says why */
 
 /* Returns the lowest estimate of the options that a launch with an order may take, and writes them. The first ones win a tie.
  * If whole tiles add k in the same parts, a launch may split only the tiles after the last full wave, or none. */
@@ -500,7 +500,10 @@ static int choose_order(hgemm_target const *target, hgemm_query const *q, hgemm_
     }
     for (uint32_t j = 0; j < count; ++j) totals[j] += (times[j] << SCORE_BITS) / (fastest > 1 ? fastest : 1);
   }
-  for (uint32_t j = 0; j < count; ++j) totals[j] += orders[j].splits > 1 ? totals[j] / SPLIT_PART : 0;
+  for (uint32_t j = 0; j < count; ++j) {
+    uint32_t const parts = orders[j].splits * PART_PERCENT, percent = parts > FEWEST_PERCENT ? parts : FEWEST_PERCENT;
+    totals[j] += orders[j].splits > 1 ? totals[j] * percent / 100 : 0;
+  }
   for (uint32_t j = 1; j < count; ++j) best = totals[j] < totals[best] ? j : best;
   *chosen = orders[best];
   return 1;
