@@ -377,9 +377,7 @@ def serial_parts(plan: Plan) -> str | None:
     if not spec.serial_parts:
         return None
     if spec.schedule.kind != LAUNCH or spec.form != "atoms":
-        return (
-            f"serial_parts is on with schedule {spec.schedule} and form {spec.form}; it requires schedule {LAUNCH} and form atoms"
-        )
+        return f"serial_parts is on with schedule {spec.schedule} and form {spec.form}; it requires schedule {LAUNCH} and form atoms"
     if plan.sums_in_workspace and plan.pingpong:  # a CTA has one place in the workspace
         return f"serial_parts is on with tile {spec.cta_tile}, whose sums need the workspace; this requires cooperative consumers"
     return None
