@@ -61,6 +61,7 @@ PROMOTED = {**_CP_ASYNC, "acc": "f16_promoted"}
 BIASED = {**_CP_ASYNC, "bias": "row"}
 LAYOUT_NT = {**_CP_ASYNC, "layout": "nt"}
 ALIGN_4 = {**_CP_ASYNC, "align": "4"}
+POINTER_ARRAYS = {**_CP_ASYNC, "pointer_arrays": "on"}
 WMMA = {**_CP_ASYNC, "mma": "wmma16"}
 SWIZZLED = {**PIPELINED, "tile": "32x32x32", "smem": "xor:2,3,3"}
 PAD_ALTERNATE = {
@@ -112,6 +113,21 @@ MMA_SYNC = (
         PIPELINED,
         WHOLE,
         ("race", "pending"),
+    ),
+    # ---- Addresses of a batch's matrices
+    Fault(
+        "the first address for the whole batch",
+        At("matrix_of", "(operand) + batch").replace("(operand)"),
+        POINTER_ARRAYS,
+        BATCHES,
+        (NUMBERS, "write_once"),
+    ),
+    Fault(
+        "a read of C's array of addresses without beta",
+        At("WarpEpilogue::WarpEpilogue", "Policy::beta && problem.beta != 0.f").replace("Policy::beta"),
+        POINTER_ARRAYS,
+        f"{WHOLE},{BATCHES}",
+        ("bounds",),
     ),
     # ---- Barriers
     Fault(

@@ -273,6 +273,7 @@ class Spec:
     form: str = "atoms"
     epilogue: str = "none"
     serial_parts: bool = False
+    pointer_arrays: bool = False
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return the fields as JSON scalars. `parse_field` reads their texts back."""
@@ -680,6 +681,14 @@ FIELDS = (
         "ON/OFF",
         f"wgmma, schedule {LAUNCH}: whole tiles add k in the same parts as split tiles, one part after another.",
         families=(_WGMMA,),
+    ),
+    Field(
+        "pointer_arrays",
+        _switch,
+        ORDER,
+        "ON/OFF",
+        "mma.sync: A, B, C and D of a batch by arrays of addresses in device memory.",
+        families=(_MMA_SYNC,),
     ),
     Field("beta", _switch, EPILOGUE, "ON/OFF", "Add beta * C: on, off.", meaning="Add beta * C."),
     Field(

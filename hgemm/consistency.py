@@ -22,7 +22,7 @@ MAX_CLUSTER_EXTENT = 2**31 - MAX_EXTENT
 _IN_WORKSPACE = ("split_k", "stream_k", LAUNCH)
 """Schedules whose partial accumulators can meet in a workspace."""
 _TYPES = {
-    **dict.fromkeys(("beta", "swap_ab", "prefetch", "serial_parts"), bool),
+    **dict.fromkeys(("beta", "swap_ab", "prefetch", "serial_parts", "pointer_arrays"), bool),
     **dict.fromkeys(("stages", "ctas_per_sm", "consumers"), int),
 }
 _SPLIT = ("split_k", "split_k_cluster")

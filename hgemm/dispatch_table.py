@@ -228,7 +228,7 @@ def kind_of(traits: LaunchTraits) -> Kind:
     """Return the kind that a variant computes."""
     epilogue = traits.epilogue.hash if traits.epilogue else NONE
     types = (traits.dtype_a, traits.dtype_b, traits.dtype_d, traits.acc)
-    return Kind(traits.layout, *types, traits.bias, traits.activation, epilogue)
+    return Kind(traits.layout, *types, traits.bias, traits.activation, epilogue, traits.pointer_arrays)
 
 
 def code_match(arch: str, capability: tuple[int, int]) -> int | None:

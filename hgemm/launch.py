@@ -20,6 +20,9 @@ from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem
 
 # ==== The matrices of a problem in memory ====
 
+OPERAND_NAMES = ("A", "B", "C", "D")
+"""The matrices that arrays of addresses can give."""
+POINTER_BYTES = 8
 MAX_BYTES = 2**62
 """The largest span of one operand, so that addresses do not overflow."""
 
@@ -135,7 +138,7 @@ def overlaps(places: dict[str, Matrix]) -> Iterator[str]:
     """Yield the operands that a result would overwrite while they are read. C may be D itself: elements are read before written."""
     same = ("pointer", "rows", "columns", "leading", "batch_stride", "element_bytes")
     seen: set[str] = set()
-    for written in ("D", *(name for name in places if name.startswith(OUTPUT))):
+    for written in (name for name in places if name == "D" or name.startswith(OUTPUT)):
         d = places[written]
         seen.add(written)
         if not _batches_apart(d):
@@ -178,9 +181,11 @@ def check(problem: Problem, traits: LaunchTraits, workspace_size: int | None = N
     Units: `workspace_size` is bytes.
     Raises: ProblemError with all violations in one line.
     """
-    wrong = list(_size_violations(problem, traits))
+    wrong = [*_size_violations(problem, traits), *_array_violations(problem, traits)]
     if not wrong:
         places = {name: place for name, place in matrices(problem, traits).items() if problem.k or name not in "AB"}
+        if traits.pointer_arrays:  # the matrices lie where the arrays tell
+            places = {name: place for name, place in places.items() if name not in OPERAND_NAMES}
         wrong = [violation for matrix in places.values() for violation in matrix.violations()]
         misplaced = list(tensor_map_violations(traits, places))
         wrong = wrong or misplaced
@@ -216,6 +221,20 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
             ("rows and columns of tiles are reduced", "") if traits.panel_columns else ("tiles share k", "1 split, or ")
         )
         yield f"{counters} {what}: a workspace has counters for {WORKSPACE_COUNTERS}; use {fix}a larger tile"
+
+
+def _array_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
+    if problem.pointer_arrays != traits.pointer_arrays:
+        taken = "arrays of addresses" if traits.pointer_arrays else "matrices with a batch stride"
+        yield f"the problem has pointer_arrays {problem.pointer_arrays}, but the variant takes {taken}"
+    elif traits.pointer_arrays:
+        for place in matrices(problem, traits).values():
+            if place.name not in OPERAND_NAMES or (place.name in "AB" and not problem.k):
+                continue
+            if not place.pointer or place.pointer % POINTER_BYTES:
+                yield f"{place.name} has no array of addresses at a multiple of {POINTER_BYTES} B"
+            one = replace(place, pointer=place.align * place.element_bytes, batch=1, batch_stride=0)
+            yield from one.violations()
 
 
 def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:

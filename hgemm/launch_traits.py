@@ -93,6 +93,7 @@ class LaunchTraits:
     mma: str = ""
     last_k_tile_first: bool = False
     serial_parts: bool = False
+    pointer_arrays: bool = False
     epilogue: Epilogue | None = None
     panel_columns: int = 0
 
@@ -128,6 +129,7 @@ class LaunchTraits:
                 mma=spec.get("mma", ""),
                 last_k_tile_first=_last_k_tile_first(record, spec),
                 serial_parts=spec.get("serial_parts", False),
+                pointer_arrays=spec.get("pointer_arrays", False),
                 epilogue=parse_epilogue(spec.get("epilogue", NONE)),
                 panel_columns=int(str(spec["warp_tile"]).split("x")[1]) if has_reductions(spec) else 0,
             )

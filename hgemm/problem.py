@@ -71,7 +71,9 @@ class Problem:
     Units: pointers are device addresses, 0 for none. Leading dimensions and batch strides count elements. A batch stride of 0
         uses one matrix for the whole batch.
     Fields: `bias_kind` and `options` matter to kernels that leave them to the launch. Without options, a launch takes the
-        defaults (hgemm.dispatch_table.default_options). `aux` are the inputs of the kernel's expression, in its order.
+        defaults (hgemm.dispatch_table.default_options). `aux` are the inputs of the kernel's expression, in its order. With
+        `pointer_arrays`, a, b, c and d are arrays of addresses in device memory, one for each matrix of the batch. Their batch
+        strides are ignored.
     """
 
     m: int
@@ -98,6 +100,7 @@ class Problem:
     bias_kind: str = "none"
     options: LaunchOptions | None = None
     aux: tuple[Aux, ...] = ()
+    pointer_arrays: bool = False
 
     def pack(self) -> bytes:
         """Return what the kernel takes by value: PROBLEM_BYTES, and AUX_BYTES for each input of an expression."""
@@ -176,6 +179,8 @@ _WORDS = {
 """The fields of a kind in the order of their digits in `Kind.code`, the lowest first."""
 DIGIT_BITS = 4
 EPILOGUE_SHIFT = DIGIT_BITS * len(_WORDS)
+POINTER_ARRAYS = 1 << EPILOGUE_SHIFT + 4 * HASH_DIGITS + 1
+"""The bit of kinds with arrays of pointers, above the hash of an expression and its 1."""
 _HASH = re.compile(rf"[0-9a-f]{{{HASH_DIGITS}}}")
 ACC_SHIFT = DIGIT_BITS * list(_WORDS).index("acc")
 ACC_MASK = (1 << DIGIT_BITS) - 1 << ACC_SHIFT
@@ -189,7 +194,8 @@ BIAS_AT_LAUNCH = len(BIASES) << BIAS_SHIFT
 class Kind:
     """What a product computes, apart from its sizes: layout, types, accumulation, bias and activation, or an expression.
 
-    Kernels with bias `launch` support every bias. `epilogue` is the hash of an expression (hgemm.epilogue).
+    Kernels with bias `launch` support every bias. `epilogue` is the hash of an expression (hgemm.epilogue). With `pointer_arrays`,
+    a batch is given by arrays of addresses (Problem.pointer_arrays).
 
     Raises: RequestError for an unknown word.
     """
@@ -202,6 +208,7 @@ class Kind:
     bias: str = "none"
     activation: str = "none"
     epilogue: str = NONE
+    pointer_arrays: bool = False
 
     def __post_init__(self) -> None:
         if self.epilogue != NONE and not _HASH.fullmatch(self.epilogue):
@@ -213,19 +220,21 @@ class Kind:
     @classmethod
     def from_code(cls, code: int) -> Kind:
         """Return the kind that has this `code`."""
-        digits = f"{code >> EPILOGUE_SHIFT:x}"[1:]
-        return cls(**{name: kind_word(code, name) for name in _WORDS}, epilogue=digits or NONE)
+        digits = f"{(code & ~POINTER_ARRAYS) >> EPILOGUE_SHIFT:x}"[1:]
+        words = {name: kind_word(code, name) for name in _WORDS}
+        return cls(**words, epilogue=digits or NONE, pointer_arrays=bool(code & POINTER_ARRAYS))
 
     @cached_property
     def code(self) -> int:
         """The kind as one number, with DIGIT_BITS per field, and the hash of an expression above them."""
         digits = [words.index(getattr(self, name)) for name, words in _WORDS.items()]
         epilogue = 0 if self.epilogue == NONE else int(f"1{self.epilogue}", 16)  # the 1 keeps zeros
-        return sum((digit << DIGIT_BITS * place for place, digit in enumerate(digits)), epilogue << EPILOGUE_SHIFT)
+        above = epilogue << EPILOGUE_SHIFT | POINTER_ARRAYS * self.pointer_arrays
+        return sum((digit << DIGIT_BITS * place for place, digit in enumerate(digits)), above)
 
     @property
     def words(self) -> dict[str, Any]:
-        """The fields that a layer or a measurement names: all but `epilogue`."""
+        """The fields that a layer or a measurement names: all but `epilogue` and `pointer_arrays`."""
         return {name: getattr(self, name) for name in _WORDS}
 
     @property
@@ -238,7 +247,7 @@ class Kind:
     def __str__(self) -> str:
         types = f"{self.layout} {self.dtype_a}" + (f"*{self.dtype_b}" if self.dtype_b != self.dtype_a else "")
         extras = [f"bias {self.bias}"] * (self.bias != "none") + [self.activation] * (self.activation != "none")
-        extras += [f"epilogue {self.epilogue}"] * (self.epilogue != NONE)
+        extras += [f"epilogue {self.epilogue}"] * (self.epilogue != NONE) + ["pointer arrays"] * self.pointer_arrays
         return " ".join([f"{types}->{self.dtype_d} acc {self.acc}", *extras])
 
 

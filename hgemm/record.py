@@ -502,6 +502,7 @@ SPEC_DEFAULTS = {
     "form": "atoms",
     "epilogue": "none",
     "serial_parts": False,
+    "pointer_arrays": False,
 }
 """Fields of a spec that its hash leaves out if they have these values."""
 _HASHED_SYMBOL = re.compile(r"hgemm_sm\w*_([0-9a-f]{8})", re.ASCII)

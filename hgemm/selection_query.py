@@ -108,8 +108,12 @@ class SelectionQuery:
     ) -> SelectionQuery:
         """Return the query of a problem. Null pointers, and A and B if k is 0, count as fully aligned.
 
-        The matrices of an expression count as D does.
+        The matrices of an expression count as D does. Matrices in pointer arrays count as aligned to 16 bytes.
         """
+        if kind.pointer_arrays:
+            addresses: dict[str, Any] = dict.fromkeys("abcd", 0)
+            strides_of: dict[str, Any] = {f"batch_stride_{name}": 0 for name in "abcd"}
+            problem = replace(problem, **addresses, **strides_of)
         p, size = problem, {name: DTYPES[getattr(kind, f"dtype_{name}")].bytes for name in "abd"}
         rows = {
             "a": p.m if kind.layout[0] == "t" else p.k,

@@ -20,7 +20,15 @@ from hgemm.device import Device, median_us
 from hgemm.dtypes import DTYPES, decode, encode, representable
 from hgemm.errors import DeviceError
 from hgemm.kernel import Kernel
-from hgemm.launch import WORKSPACE_ALIGN_BYTES, aux_align, counter_bytes, settled, splits_of, workspace_bytes
+from hgemm.launch import (
+    POINTER_BYTES,
+    WORKSPACE_ALIGN_BYTES,
+    aux_align,
+    counter_bytes,
+    settled,
+    splits_of,
+    workspace_bytes,
+)
 from hgemm.launch_traits import INPUT, OUTPUT, LaunchTraits
 from hgemm.problem import Aux, LaunchOptions, Problem
 from hgemm.reference import EXACT, Operands, Reference, reference
@@ -528,6 +536,7 @@ class Trial:
         self.buffers: dict[str, Operand] = {}
         self.found: dict[str, np.ndarray] = {}  # the results after D of the last launch, as stored
         self.workspace: Workspace | None = None
+        self.arrays: dict[str, Buffer] = {}  # of the addresses of a batch's matrices
 
     @property
     def splits(self) -> int:
@@ -536,8 +545,8 @@ class Trial:
 
     def free(self) -> None:
         """Free all device memory. Further calls do nothing."""
-        taken: list[Buffer] = [*self.buffers.values(), *([self.workspace] if self.workspace else [])]
-        self.buffers, self.workspace = {}, None
+        taken = [*self.buffers.values(), *self.arrays.values(), *([self.workspace] if self.workspace else [])]
+        self.buffers, self.arrays, self.workspace = {}, {}, None
         for buffer in taken:
             with suppress(DeviceError):  # after a fault every call fails: only the first error matters
                 buffer.free()
@@ -629,8 +638,23 @@ class Trial:
             fields[f"batch_stride_{name}"] = buffer.layout.batch_stride if buffer.layout.batch > 1 else 0
             if name != "bias":
                 fields[f"ld{name}"] = buffer.layout.leading
+        if self.traits.pointer_arrays:
+            places = {name: (fields[name], fields.pop(f"batch_stride_{name}")) for name in "abcd" if name in fields}
+            arrays = {place: self._array(name, *place) for name, place in places.items()}
+            fields |= {"pointer_arrays": True, **{name: arrays[place] for name, place in places.items()}}
         problem = Problem(shape.m, shape.n, shape.k, shape.batch, alpha=self.case.alpha, beta=self.case.beta)
         return replace(problem, **fields, bias_kind=bias_of_case(self.traits, self.case), options=self.launch_options)
+
+    def _array(self, name: str, first: int, batch_stride: int) -> int:
+        """Upload the addresses of an operand's matrices, and return that of their array."""
+        dtype = self.traits.dtype_d if name in "cd" else getattr(self.traits, f"dtype_{name}")
+        array = Buffer(self.device, self.shape.batch * POINTER_BYTES, POINTER_BYTES, self.options.guard_bytes)
+        step = batch_stride * DTYPES[dtype].bytes
+        array.blank = False
+        array.elements(array.before, "<u8")[:] = [first + at * step for at in range(self.shape.batch)]
+        array.upload()
+        self.arrays[name] = array
+        return array.pointer
 
     def launch(
         self, problem: Problem, workspace_size: int | None = None, zeroed: bool = False
@@ -665,6 +689,9 @@ class Trial:
         for name, buffer in self.buffers.items():
             if name != "d" and not name.startswith(OUTPUT) and (words := buffer.changed(buffer.download())):
                 return f"{name}: {words}"
+        for name, array in self.arrays.items():
+            if words := array.changed(array.download()):
+                return f"the array of {name}: {words}"
         if not self.workspace:
             return ""
         sizes = (self.shape.m, self.shape.n, self.shape.batch)

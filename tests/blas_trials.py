@@ -73,11 +73,11 @@ COMBINATIONS = (
 )
 
 
-def operands(dtype: int, transa: int, transb: int, batch: int = 1) -> tuple[np.ndarray, ...]:
+def operands(dtype: int, transa: int, transb: int, batch: int = 1, k: int = K) -> tuple[np.ndarray, ...]:
     """Return A and B as stored by batch, column-major, and op(A) op(B) in float64."""
     rng = np.random.default_rng(7)
-    a = rng.integers(-3, 4, (batch, *((M, K) if transa == N else (K, M)))).astype(np.float64)
-    b = rng.integers(-3, 4, (batch, *((K, N_) if transb == N else (N_, K)))).astype(np.float64)
+    a = rng.integers(-3, 4, (batch, *((M, k) if transa == N else (k, M)))).astype(np.float64)
+    b = rng.integers(-3, 4, (batch, *((k, N_) if transb == N else (N_, k)))).astype(np.float64)
     product = (a if transa == N else a.transpose(0, 2, 1)) @ (b if transb == N else b.transpose(0, 2, 1))
     stored = [np.concatenate([encoded(one, dtype).ravel("F") for one in x]) for x in (a, b)]
     return (*stored, product)
@@ -189,29 +189,29 @@ def pointers(blas: Blas) -> Results:
 
 
 def captured(blas: Blas) -> Results:
-    """While a graph is captured, one launch reads the arrays of pointers on the GPU."""
+    """While a graph is captured, one launch reads the arrays of pointers on the GPU, on tensor cores if k is a multiple of 4."""
     results: Results = []
     driver = ctypes.CDLL("libcuda.so.1")
     driver.fake_launches.restype = ctypes.c_long
     stream = ctypes.c_void_p(64)
     assert blas.call("cublasSetStream_v2", blas.handle, stream) == SUCCESS
-    for (dtype, out, compute), beta in itertools.product(COMBINATIONS, (0.0, 2.0)):
-        a, b, product = operands(dtype, T, N, batch=3)
+    for k, (dtype, out, compute), beta in itertools.product((K, 12), COMBINATIONS, (0.0, 2.0)):
+        a, b, product = operands(dtype, T, N, batch=3, k=k)
         c = np.concatenate([encoded(np.ones((M, N_)), out).ravel("F")] * 3)
         wanted = 0.5 * product[[2, 0, 1]] + beta
         arrays = [
             np.array([x.ctypes.data + i * size * x.itemsize for i in order], np.uint64)
-            for x, size, order in ((a, M * K, (2, 0, 1)), (b, K * N_, (2, 0, 1)), (c, M * N_, (0, 1, 2)))
+            for x, size, order in ((a, M * k, (2, 0, 1)), (b, k * N_, (2, 0, 1)), (c, M * N_, (0, 1, 2)))
         ]
         before = driver.fake_launches()
         driver.fake_capture(stream)
         status = blas.call(
-            "cublasGemmBatchedEx", blas.handle, T, N, M, N_, K, scalar(0.5, compute), arrays[0], dtype, K, arrays[1], dtype, K,
+            "cublasGemmBatchedEx", blas.handle, T, N, M, N_, k, scalar(0.5, compute), arrays[0], dtype, k, arrays[1], dtype, k,
             scalar(beta, compute), arrays[2], out, M, 3, compute, -1,
         )  # fmt: skip
         driver.fake_capture(None)
-        check(results, f"{dtype} {out} {compute} {beta}", status, c, out, wanted)
-        results.append((f"{dtype} {out} {compute} {beta}, launches", 1, driver.fake_launches() - before))
+        check(results, f"{k} {dtype} {out} {compute} {beta}", status, c, out, wanted)
+        results.append((f"{k} {dtype} {out} {compute} {beta}, launches", 1, driver.fake_launches() - before))
     return results
 
 
@@ -221,10 +221,16 @@ def graphs(blas: Blas) -> Results:
 
     results: Results = []
     order, count = [2, 0, 1], 3
-    for (dtype, kind), transa, transb, beta in itertools.product(
-        ((torch.float16, F16), (torch.bfloat16, BF16), (torch.float32, F32)), (N, T), (N, T), (0.0, 2.0)
+    types = (
+        (torch.float16, F16, COMPUTE_32F),
+        (torch.bfloat16, BF16, COMPUTE_32F),
+        (torch.float32, F32, COMPUTE_32F),
+        (torch.float32, F32, COMPUTE_TF32),
+    )
+    for k, (dtype, kind, compute), transa, transb, beta in itertools.product(
+        (45, 48), types, (N, T), (N, T), (0.0, 2.0)
     ):
-        m, n, k = 70, 33, 45
+        m, n = 72, 40
         sizes = (m, k) if transa else (k, m), (k, n) if transb else (n, k), (n, m)  # column-major
         a, b, c = (torch.randint(-3, 4, (count, *size), device="cuda").to(dtype) for size in sizes)
         left, right = a if transa else a.transpose(1, 2), b if transb else b.transpose(1, 2)
@@ -241,12 +247,12 @@ def graphs(blas: Blas) -> Results:
             status = blas.call(
                 "cublasGemmBatchedEx", blas.handle, transa, transb, m, n, k, scalar(1, COMPUTE_32F), at_a, kind,
                 k if transa else m, at_b, kind, n if transb else k, scalar(beta, COMPUTE_32F), at_c, kind, m, count,
-                COMPUTE_32F, -1,
+                compute, -1,
             )  # fmt: skip
         graph.replay()
         torch.cuda.synchronize()
         right_numbers = bool((c.double() == wanted.to(dtype).double()).all())
-        results.append((f"{dtype} {transa}{transb} {beta}", [SUCCESS, True], [status, right_numbers]))
+        results.append((f"{k} {dtype} {compute} {transa}{transb} {beta}", [SUCCESS, True], [status, right_numbers]))
     return results
 
 

@@ -47,6 +47,7 @@ def main() -> None:
     for symbol in library.symbols:
         traits = LaunchTraits.of(library.records[symbol].data)
         sort = (traits.layout, traits.dtype_a, traits.dtype_d, traits.bias, traits.activation, traits.epilogue)
+        sort = (*sort, traits.pointer_arrays)
         aligned = (traits.align_a, traits.align_b, traits.align_d)
         # A trial of a split-K variant has a workspace, which C need not use.
         if (

@@ -42,6 +42,7 @@ MORE = (
     *({**AT_LAUNCH, "arch": arch, "tile": "64x64x32"} for arch in ("sm_80", "sm_90")),
     {**AT_LAUNCH, "arch": "sm_90a", "tile": "128x256x64,64x128x64", "acc": "f32"},
     {**AT_LAUNCH, "arch": "sm_90a", "tile": "128x128x64", "layout": "nn", "cluster": "2x1"},
+    {"arch": "sm_80", "tile": "64x64x32", "pointer_arrays": "on"},
 )
 """Kinds, schedules and alignments that the catalog has none of."""
 
@@ -75,7 +76,7 @@ def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
     library = Library(folder)
     for kernel in kernels:
         spec = kernel.plan.spec
-        does = " ".join([*(["beta"] if spec.beta else []), spec.bias, spec.activation])
+        does = " ".join([*["beta"] * spec.beta, *["pointers"] * spec.pointer_arrays, spec.bias, spec.activation])
         if expression := parse_epilogue(spec.epilogue):  # tests/fake_libcuda.c computes these three
             other = "by_tanh" if expression == as_epilogue(GELU) else "fused"
             does = "several" if expression.outputs else other
@@ -156,6 +157,10 @@ class CAux(ctypes.Structure):
     ]
 
 
+POINTER_ARRAYS = 4
+"""HGEMM_POINTER_ARRAYS of hgemm.h."""
+
+
 class CProblem(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint64),
@@ -181,12 +186,12 @@ class CProblem(ctypes.Structure):
             "acc": ACCUMULATIONS.index(kind.acc),
             "bias_kind": BIASES.index(problem.bias_kind if kind.bias == LAUNCH else kind.bias),
             "activation": ACTIVATIONS.index(kind.activation),
-            "flags": flags,
+            "flags": flags | POINTER_ARRAYS * kind.pointer_arrays,
         }
         if kind.epilogue != NONE:
             words["epilogue"] = kind.epilogue.encode()
             words["aux"] = (CAux * 8)(*(astuple(one) for one in problem.aux))
-        others = {field.name for field in fields(problem)} - {"bias_kind", "options", "aux"}
+        others = {field.name for field in fields(problem)} - {"bias_kind", "options", "aux", "pointer_arrays"}
         values = {name: getattr(problem, name) for name in others}
         return cls(struct_size=ctypes.sizeof(cls), workspace_bytes=workspace_bytes, **words, **values)
 

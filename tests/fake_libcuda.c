@@ -345,13 +345,20 @@ static void compute(char const *name, char const *image, Problem const *p) {
   }
 }
 
-/* Computes each matrix of arrays of addresses, as simt.cu does. */
+/* Tells whether the operands are arrays of addresses. */
+static int has_pointers(Function const *function, Problem const *p) {
+  if (strncmp(function->name, "hgemm_simt_", 11) == 0) return p->bias_kind != 0; /* `pointers` of simt.cu */
+  return strstr(function->image, " pointers") != NULL;
+}
+
+/* Computes each matrix of arrays of addresses. */
 static void compute_pointers(char const *name, char const *image, Problem const *p) {
   for (int64_t i = 0; i < p->batch; ++i) {
     Problem one = *p;
     one.batch = 1, one.bias_kind = 0;
-    one.a = ((uint64_t const *)(uintptr_t)p->a)[i], one.b = ((uint64_t const *)(uintptr_t)p->b)[i];
-    one.c = ((uint64_t const *)(uintptr_t)p->c)[i], one.d = ((uint64_t const *)(uintptr_t)p->d)[i];
+    if (p->k > 0) one.a = ((uint64_t const *)(uintptr_t)p->a)[i], one.b = ((uint64_t const *)(uintptr_t)p->b)[i];
+    if (p->beta != 0) one.c = ((uint64_t const *)(uintptr_t)p->c)[i];
+    one.d = ((uint64_t const *)(uintptr_t)p->d)[i];
     compute(name, image, &one);
   }
 }
@@ -375,7 +382,7 @@ int cuLaunchKernelEx(Config const *config, void *handle, void **parameters, void
   if (!lazy && p->splits > 1 && p->workspace && *(uint64_t const *)(uintptr_t)p->workspace != 0) return 998; /* counters */
   ++launches;
   capture(config->stream, 0, handle);
-  if (!lazy && strncmp(function->name, "hgemm_simt_", 11) == 0 && p->bias_kind) compute_pointers(function->name, function->image, p);
+  if (!lazy && has_pointers(function, p)) compute_pointers(function->name, function->image, p);
   else if (!lazy) compute(function->name, function->image, p);
   return 0;
 }

@@ -56,7 +56,7 @@ static hgemm_problem draw(void) {
   p.acc = rarely(100) ? (int32_t)edge() : (int32_t)below(3);
   p.bias_kind = rarely(4) ? (int32_t)below(4) : 0;
   p.activation = rarely(4) ? (int32_t)below(5) : 0;
-  p.flags = rarely(200) ? 4 : rarely(4) ? (int32_t)below(4) : 0;
+  p.flags = rarely(200) ? 8 : rarely(4) ? (int32_t)below(8) : 0;
   p.m = extent(), p.n = extent(), p.k = extent();
   p.batch = rarely(4) ? extent() : 1;
   p.a = place(0), p.b = place(1), p.c = place(2), p.d = place(3), p.bias = place(4), p.workspace = place(5);
@@ -93,29 +93,39 @@ static int meet(void const *x, Wide x_bytes, void const *y, Wide y_bytes) {
   return (Wide)(uintptr_t)x < (uintptr_t)y + y_bytes && (Wide)(uintptr_t)y < (uintptr_t)x + x_bytes;
 }
 
+static int no_array(void const *array) { return array == NULL || (uintptr_t)array % sizeof(void *) != 0; }
+
 static char const *judge(hgemm_problem const *p, hgemm_choice const *choice, uint64_t of_handle) {
   int const a_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_TT, b_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_NN;
   int64_t const a_rows = a_by_rows ? p->m : p->k, a_columns = a_by_rows ? p->k : p->m;
   int64_t const b_rows = b_by_rows ? p->n : p->k, b_columns = b_by_rows ? p->k : p->n;
   int const bytes = p->dtype_d == HGEMM_F32 ? 4 : 2;
+  int const arrays = (p->flags & HGEMM_POINTER_ARRAYS) != 0;
+  int64_t const batch = arrays ? 1 : p->batch;
+  void const *const place = (void const *)4096; /* of a matrix whose address is in an array */
+  void const *const a = arrays ? place : p->a, *const b = arrays ? place : p->b, *const c = arrays ? place : p->c;
+  void const *const d = arrays ? place : p->d;
   Wide const d_bytes = span(p->m, p->n, p->ldd, p->batch, p->batch_stride_d) * bytes;
   char const *what;
-  if (p->struct_size != sizeof *p || p->layout < 0 || p->layout >= HGEMM_LAYOUT_COUNT || p->flags < 0 || p->flags > 3 || p->bias_kind >= HGEMM_BIAS_COUNT ||
+  if (p->struct_size != sizeof *p || p->layout < 0 || p->layout >= HGEMM_LAYOUT_COUNT || p->flags < 0 || p->flags > 7 || p->bias_kind >= HGEMM_BIAS_COUNT ||
       p->activation >= HGEMM_ACTIVATION_COUNT) return "word";
   if (p->m < 1 || p->n < 1 || p->k < 0 || p->batch < 1) return "extent";
-  if (p->k > 0 && (what = fault(p->a, a_rows, a_columns, p->lda, p->batch, p->batch_stride_a, 2))) return what;
-  if (p->k > 0 && (what = fault(p->b, b_rows, b_columns, p->ldb, p->batch, p->batch_stride_b, 2))) return what;
-  if ((what = fault(p->d, p->m, p->n, p->ldd, p->batch, p->batch_stride_d, bytes))) return what;
-  if (p->beta != 0 && (what = fault(p->c, p->m, p->n, p->ldc, p->batch, p->batch_stride_c, bytes))) return what;
-  if (p->batch > 1 && p->batch_stride_d < p->n) return "batches of D";
-  if (p->k > 0 && p->m > 1 && a_rows > 1 && (Wide)p->ldd * bytes != (Wide)p->lda * 2 && /* else columns of one matrix */
+  if (arrays && ((p->k > 0 && (no_array(p->a) || no_array(p->b))) || no_array(p->d) || (p->beta != 0 && no_array(p->c)))) {
+    return "array";
+  }
+  if (p->k > 0 && (what = fault(a, a_rows, a_columns, p->lda, batch, p->batch_stride_a, 2))) return what;
+  if (p->k > 0 && (what = fault(b, b_rows, b_columns, p->ldb, batch, p->batch_stride_b, 2))) return what;
+  if ((what = fault(d, p->m, p->n, p->ldd, batch, p->batch_stride_d, bytes))) return what;
+  if (p->beta != 0 && (what = fault(c, p->m, p->n, p->ldc, batch, p->batch_stride_c, bytes))) return what;
+  if (batch > 1 && p->batch_stride_d < p->n) return "batches of D";
+  if (!arrays && p->k > 0 && p->m > 1 && a_rows > 1 && (Wide)p->ldd * bytes != (Wide)p->lda * 2 && /* else columns of one matrix */
       meet(p->d, d_bytes, p->a, span(a_rows, a_columns, p->lda, p->batch, p->batch_stride_a) * 2)) {
     return "D over A";
   }
   if (choice->workspace_bytes > 0) {
     if ((uintptr_t)p->workspace % 16) return "workspace";
     if (choice->workspace_bytes > (p->workspace == NULL ? of_handle : p->workspace_bytes)) return "workspace";
-    if (p->workspace != NULL && meet(p->d, d_bytes, p->workspace, choice->workspace_bytes)) return "workspace over D";
+    if (!arrays && p->workspace != NULL && meet(p->d, d_bytes, p->workspace, choice->workspace_bytes)) return "workspace over D";
   }
   return NULL;
 }

@@ -194,7 +194,7 @@ static int bad(void) {
   BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.layout = 4);
   BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.dtype_a = -1);
   BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.activation = 1000);
-  BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.flags = 4);
+  BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.flags = 8);
   BAD(HGEMM_ERROR_SIZE, p.m = -1);
   BAD(HGEMM_ERROR_SIZE, p.k = INT64_MIN);
   BAD(HGEMM_ERROR_SIZE, p.batch = INT64_MAX);

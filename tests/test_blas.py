@@ -27,6 +27,7 @@ from hgemm.library import open_library
 KERNELS = {"arch": "sm_80", "tile": "64x64x32", "dtype": "f16,bf16,tf32", "layout": "tn,nn,nt,tt", "align": "1"}
 HALVES = {**KERNELS, "dtype": "f16,bf16"}
 EPILOGUES = ({**HALVES, "activation": "relu,gelu"}, {**HALVES, "bias": "row", "activation": "none,relu,gelu"})
+POINTERS = {**KERNELS, "pointer_arrays": "on"}
 BY_TANH = {**HALVES, "layout": "tn", "epilogue": as_epilogue(GELU).text}
 
 
@@ -36,7 +37,7 @@ def blas(shared: Path) -> Path:
     need_compiler()
 
     def make(folder: Path) -> None:
-        kernels = [emit(plan, templates_folder()) for plan in sweep([KERNELS, *EPILOGUES, BY_TANH]).plans]
+        kernels = [emit(plan, templates_folder()) for plan in sweep([KERNELS, *EPILOGUES, POINTERS, BY_TANH]).plans]
         library = open_library(paper_library(folder / "library", kernels).folder)
         export(library, folder / "c", ExportOptions(library.symbols, compressed=False, blas=True))
         fake_driver(folder / "driver")
@@ -84,7 +85,7 @@ def test_graphs_capture_arrays_of_pointers(blas: Path) -> None:
     done = subprocess.run([*map(str, script)], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout)
-    assert len(results) == 24 and not [result for result in results if result[1] != result[2]]
+    assert len(results) == 64 and not [result for result in results if result[1] != result[2]]
 
 
 @pytest.mark.parametrize("trial", ["forwarded", "lt_forwarded"])
@@ -105,6 +106,20 @@ def test_the_log_tells_each_problem_once_and_sums_up(blas: Path) -> None:
     )
     found = re.fullmatch(r"(\d+) products .* cores, (\d+) without, 0 by cuBLAS, 0 refused; 0 calls of .*", summary)
     assert found and int(found[1]) > 10 and int(found[2]) > 10, summary
+
+
+def test_arrays_of_pointers_are_served_on_tensor_cores_if_k_is_a_multiple_of_4(blas: Path) -> None:
+    """cuBLAS guarantees the alignment of their matrices only then."""
+    lines = tried(blas, "captured", HGEMM_BLAS_LOG="1").stderr.splitlines()
+    servers = {
+        k: {
+            line.rpartition(": ")[2].partition(",")[0]
+            for line in lines
+            if f" k {k} batch 3 " in line and " f16 f16 f16 " in line
+        }
+        for k in (9, 12)
+    }
+    assert servers == {9: {"hgemm without tensor cores"}, 12: {"hgemm"}}
 
 
 @pytest.mark.parametrize("trial", ["statuses", "lt_statuses"])

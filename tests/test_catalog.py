@@ -35,9 +35,9 @@ from generator.store.maintenance import collect_garbage
 from generator.sweep import over, sweep
 
 EMITTED = ROOT / "emitted"
-PLANNED = {"smem_a", "smem_b", "epilogue", "serial_parts"}
+PLANNED = {"smem_a", "smem_b", "epilogue", "serial_parts", "pointer_arrays"}
 """Fields that the catalog leaves to the planner: the placement without bank conflicts is computed, not chosen, no kernel has
-an expression, and few have parts in series.
+an expression or pointer arrays, and few have parts in series.
 
 Those in which a family has no choice need no pin.
 """

@@ -468,6 +468,7 @@ def test_a_problem_packs_as_the_header_declares_it() -> None:
         "bias_kind": "column",
         "options": LaunchOptions(4, 2, -6),
         "aux": (),
+        "pointer_arrays": False,
     }
     problem = Problem(**given)
     packed = problem.pack()

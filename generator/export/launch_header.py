@@ -69,9 +69,14 @@ def launch_header(record: Mapping[str, Any]) -> str:
     )
     values = ",\n".join(f"  {row}" for row in rows)
     more = ""
+    if traits.pointer_arrays:
+        more = (
+            "/* a, b, c and d of HgemmProblem are arrays of `batch` addresses in device memory. "
+            "Their batch strides are not used. */\n"
+        )
     if traits.epilogue:
         inputs = ", ".join(one.name for one in traits.epilogue.operands)
-        more = (
+        more += (
             "/* HgemmProblem is followed by 32 bytes for each input of the epilogue, in this order: "
             f"{inputs or 'none'}.\n"
             " * Each is {uint64_t address; int64_t leading, batch_stride; float value; padding of 4 bytes}. */\n"

@@ -371,6 +371,7 @@ CLAIMING_FIELDS = (
     "cooperation",
     "swap_ab",
     "serial_parts",
+    "pointer_arrays",
     "copy",
     "form",
 )

@@ -20,7 +20,9 @@ from hgemm.errors import DeviceError
 from hgemm.launch import (
     COUNTER_BYTES,
     MAP_BYTES,
+    OPERAND_NAMES,
     OPERANDS,
+    POINTER_BYTES,
     WORKSPACE_COUNTERS,
     Matrix,
     check,
@@ -168,7 +170,14 @@ def regions(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Regio
     }
     for name, matrix in matrices(problem, traits).items():
         written = abi.WRITABLE | abi.WRITE_ONCE if name.startswith(OUTPUT) else readable
-        yield _region(matrix, flags.get(name, written))
+        if traits.pointer_arrays and name in OPERAND_NAMES:
+            size = matrix.batch * POINTER_BYTES
+            yield Region(f"the array of {name}", matrix.pointer, 1, size, size, 1, 0, POINTER_BYTES, readable)
+            addresses = dict.fromkeys((ctypes.c_uint64 * matrix.batch).from_address(matrix.pointer))
+            for address in addresses:  # the whole batch may use one matrix
+                yield _region(replace(matrix, pointer=address, batch=1, batch_stride=0), flags.get(name, written))
+        else:
+            yield _region(matrix, flags.get(name, written))
     yield from _workspace(traits, problem, grid)
 
 

@@ -111,6 +111,12 @@ HGEMM_DEVICE T ld_global(T const* pointer) {
   __builtin_assume(__isGlobal(pointer));  // in loops the compiler forgets it
   return *pointer;
 }
+// An address from memory, of which the compiler does not know that it is of global memory.
+template <class T>
+HGEMM_DEVICE T* as_global(T* pointer) {
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
+}
 // Bypasses the L1 cache, for data that another CTA of this launch wrote.
 HGEMM_DEVICE Vec16B ld_global_l2(Vec16B const* pointer) {
   uint4 const word = __ldcg(reinterpret_cast<uint4 const*>(pointer));

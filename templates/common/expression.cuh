@@ -31,8 +31,6 @@ struct ProblemWith : Problem {
 
 static_assert(sizeof(Aux) == 32 && sizeof(ProblemWith<2>) == sizeof(Problem) + 2 * sizeof(Aux), "launchers pack them by hand");
 
-template <class...>
-struct MakeVoid { using Type = void; };
 template <class Policy, class = void>
 inline constexpr bool has_expression = false;
 template <class Policy>

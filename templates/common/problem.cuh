@@ -19,6 +19,9 @@ namespace hgemm {
 // the grid. If whole tiles add k in parts and their sums do not fit into registers, one tile's per CTA of the grid come last. A launch
 // splits at most `workspace_counters` tiles of its batch.
 //
+// With Policy::pointer_arrays, a, b, c and d are arrays of addresses in device memory, one for each matrix of the batch, and their
+// batch strides are not used.
+//
 // The last fields are for kernels that leave the decision to the launch. Other kernels ignore them.
 struct Problem {
   void const* a;  // (m, k), k contiguous in layout t*, m contiguous in layout n*
@@ -39,6 +42,23 @@ struct Problem {
 };
 
 static_assert(sizeof(Problem) == 160, "the launchers pack this struct by hand");
+
+template <class...>
+struct MakeVoid { using Type = void; };
+template <class Policy, class = void>
+inline constexpr bool has_pointer_arrays = false;
+template <class Policy>
+inline constexpr bool has_pointer_arrays<Policy, typename MakeVoid<decltype(Policy::pointer_arrays)>::Type> = true;
+
+// The first element of a matrix of the batch. The array of addresses of an operand without a use may be null.
+template <class Policy, class T>
+HGEMM_DEVICE T* matrix_of(T* operand, int64_t batch, int64_t batch_stride, bool used) {
+  if constexpr (has_pointer_arrays<Policy>) {
+    return used ? atoms::as_global(atoms::ld_global(reinterpret_cast<T* const*>(operand) + batch)) : nullptr;
+  } else {
+    return operand + batch * batch_stride;
+  }
+}
 
 inline constexpr int workspace_counters = 65536;
 inline constexpr int workspace_counter_bytes = workspace_counters * 4;

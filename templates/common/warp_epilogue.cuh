@@ -34,8 +34,8 @@ struct WarpEpilogue {
 
   HGEMM_DEVICE WarpEpilogue(Problem const& problem, int batch, int m_first, int n_first)
       : problem(problem),
-        c(static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c),
-        d(static_cast<Out*>(problem.d) + batch * problem.batch_stride_d),
+        c(matrix_of<Policy>(static_cast<Out const*>(problem.c), batch, problem.batch_stride_c, Policy::beta && problem.beta != 0.f)),
+        d(matrix_of<Policy>(static_cast<Out*>(problem.d), batch, problem.batch_stride_d, true)),
         bias(static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias),
         batch(batch) {
     int const warp = atoms::thread_index() / 32;

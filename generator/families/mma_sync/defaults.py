@@ -70,6 +70,7 @@ _PLAIN: Request = {
     "cluster": Cluster(1, 1),
     "swap_ab": False,
     "serial_parts": False,
+    "pointer_arrays": False,
     "form": "atoms",
 }
 _READ_AHEAD: Request = {"fragment_stages": 2, "store": "smem", "store_spacing": 0}

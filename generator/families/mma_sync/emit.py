@@ -142,6 +142,7 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "a": _atoms_operand(plan, plan.a, "m", spec.cta_tile.m, spec.align_a),
         "b": _atoms_operand(plan, plan.b, "n", spec.cta_tile.n, spec.align_b),
         **stream_k(plan),
+        "pointer_arrays": spec.pointer_arrays,
         "store_through_shared": spec.store == "smem",
         "epilogue_pitch": plan.epilogue_pitch,
         "epilogue_odd_words": plan.epilogue_odd_words,

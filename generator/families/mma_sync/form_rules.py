@@ -35,6 +35,7 @@ CUTE_VALUES = {
     "mma_order": ("zigzag",),
     "store": ("smem",),
     "smem_alloc": ("dynamic",),
+    "pointer_arrays": (False,),
 }
 CUTE_REASONS = {
     "dtype_a": "the TiledMMA multiplies half-precision numbers",
@@ -46,6 +47,7 @@ CUTE_REASONS = {
     "mma_order": "cute::gemm visits a warp's atoms in a zigzag",
     "store": "the epilogue's TiledMMA writes to shared memory",
     "smem_alloc": "its SharedStorage lies in dynamic shared memory",
+    "pointer_arrays": "its tensors have a batch stride",
 }
 DSL_VALUES = {
     "dtype_a": ("f16", "bf16"),
@@ -56,6 +58,7 @@ DSL_VALUES = {
     "mma_order": ("zigzag",),
     "store": ("smem",),
     "smem_alloc": ("dynamic",),
+    "pointer_arrays": (False,),
 }
 DSL_REASONS = {
     "dtype_a": "the MmaOp multiplies half-precision numbers",
@@ -66,6 +69,7 @@ DSL_REASONS = {
     "mma_order": "cute.gemm has its own order of a warp's atoms",
     "store": "the epilogue uses shared memory",
     "smem_alloc": "its SmemAllocator allocates dynamic shared memory",
+    "pointer_arrays": "its tensors have a batch stride",
 }
 
 

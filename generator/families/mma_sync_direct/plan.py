@@ -59,6 +59,7 @@ class DirectPlan(Plan):
             "cluster": Cluster(1, 1),
             "swap_ab": False,
             "serial_parts": False,
+            "pointer_arrays": False,
             "store_spacing": 0,
             "prefetch": True,
             "smem_alloc": "dynamic",

@@ -35,6 +35,7 @@ _PLAIN: Request = {
     "cluster": Cluster(1, 1),
     "swap_ab": False,
     "serial_parts": False,
+    "pointer_arrays": False,
     "smem_alloc": "dynamic",
     "form": "atoms",
     "store_spacing": 0,

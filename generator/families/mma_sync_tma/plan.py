@@ -62,6 +62,7 @@ class TmaPlan(MmaSyncPlan):
             "smem_b": self.b.smem,
             "smem_alloc": "dynamic",
             "form": "atoms",
+            "pointer_arrays": False,
         }
 
     @property

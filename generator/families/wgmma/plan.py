@@ -58,6 +58,7 @@ class WgmmaPlan(Plan):
             "store_spacing": 0,
             "prefetch": True,
             "smem_alloc": "dynamic",
+            "pointer_arrays": False,
         }
 
     @property

@@ -523,7 +523,22 @@ static int compute_each(hgemm_blas_handle *handle, hgemm_blas_product const *p, 
   return status;
 }
 
-/* Computes all products in one launch that reads the pointers on the GPU. Kernels on tensor cores need them on the host. */
+/* Computes all products in one launch that reads the pointers on the GPU. Returns a status, or BLAS_FORWARD.
+ *
+ * Kernels on tensor cores require matrices that are aligned to 16 bytes. cuBLAS requires it if k is a multiple of 4. */
+static int compute_at_once(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
+                           float beta) {
+  hgemm_problem problem = hgemm_blas_problem(p, types, alpha, beta);
+  int status;
+  if (p->k % 4 != 0 || (types.dtype == HGEMM_F32 && !types.fast)) return BLAS_FORWARD;
+  if (types.fast) problem.dtype_a = problem.dtype_b = HGEMM_TF32;
+  problem.flags |= HGEMM_POINTER_ARRAYS;
+  status = hgemm_blas_status(run(handle, &problem));
+  if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_HGEMM, kernel_of(handle, &problem));
+  return status;
+}
+
+/* The same without tensor cores. */
 static int compute_captured(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
                             float beta) {
   hgemm_problem const problem = hgemm_blas_problem(p, types, alpha, beta);
@@ -532,14 +547,16 @@ static int compute_captured(hgemm_blas_handle *handle, hgemm_blas_product const 
   return status;
 }
 
-/* Reads the arrays of pointers, and computes each product. The real cuBLAS need not wait for the arrays, so it comes first. */
+/* Without a kernel that reads the pointers on the GPU, it reads them, and computes each product. The real cuBLAS need not wait for
+ * the arrays, so it comes before that. */
 static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
                             float beta) {
   size_t const count = (size_t)p->batch, bytes = count * sizeof(void *);
   void **pointers;
-  int status = BLAS_FORWARD;
-  if (hgemm_blas_real("cublasGemmBatchedEx") != NULL) return BLAS_FORWARD;
+  int status;
   if (p->a == NULL || p->b == NULL || p->c == NULL) return hgemm_blas_invalid("an array of pointers is null");
+  status = compute_at_once(handle, p, types, alpha, beta);
+  if (status != BLAS_FORWARD || hgemm_blas_real("cublasGemmBatchedEx") != NULL) return status;
   if (is_captured(handle)) return compute_captured(handle, p, types, alpha, beta);
   if ((pointers = malloc(3 * bytes)) == NULL) return BLAS_ALLOC_FAILED;
   if (read_device(handle, pointers, p->a, bytes) && read_device(handle, pointers + count, p->b, bytes) &&

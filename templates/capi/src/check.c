@@ -63,7 +63,7 @@ static hgemm_status check_values(hgemm_problem const *p) {
   if ((status = check_value("acc", p->acc, HGEMM_ACC_COUNT)) != HGEMM_OK) return status;
   if ((status = check_value("bias_kind", p->bias_kind, HGEMM_BIAS_COUNT)) != HGEMM_OK) return status;
   if ((status = check_value("activation", p->activation, HGEMM_ACTIVATION_COUNT)) != HGEMM_OK) return status;
-  return check_value("flags", p->flags, 2 * HGEMM_ORDER_CUBLAS);
+  return check_value("flags", p->flags, 2 * HGEMM_POINTER_ARRAYS);
 }
 
 static hgemm_status check_extent(char const *name, int64_t value) {
@@ -85,7 +85,7 @@ static hgemm_status check_extents(hgemm_problem const *p) {
 enum { EPILOGUE_SHIFT = 28, HASH_DIGITS = 8, PAIR_BLOCK = 2 * HGEMM_PAIR_COLUMNS };
 
 hgemm_epilogue const *hgemm_epilogue_of(uint64_t kind) {
-  for (uint32_t i = 0; kind >> EPILOGUE_SHIFT != 0 && hgemm_epilogues[i].hash != NULL; ++i) {
+  for (uint32_t i = 0; (kind & HGEMM_KIND_HAS_EPILOGUE) != 0 && hgemm_epilogues[i].hash != NULL; ++i) {
     if (strtoul(hgemm_epilogues[i].hash, NULL, 16) == (uint32_t)(kind >> EPILOGUE_SHIFT)) return &hgemm_epilogues[i];
   }
   return NULL;
@@ -199,6 +199,8 @@ static int in_place(Matrix const *d, Matrix const *c) {
 
 enum { A, B, D, C, BIAS, AUX, MATRICES = AUX + HGEMM_MAX_AUX };
 
+static int has_pointer_arrays(hgemm_problem const *p) { return (p->flags & HGEMM_POINTER_ARRAYS) != 0; }
+
 static int32_t input_dtype(hgemm_problem const *p, hgemm_input const *input) {
   if (input->kind == HGEMM_INPUT_SCALAR) return HGEMM_F32;
   return input->dtype == HGEMM_DTYPE_OF_D ? p->dtype_d : input->dtype;
@@ -243,6 +245,25 @@ static void lay_out(hgemm_problem const *p, hgemm_epilogue const *epilogue, Matr
   for (int i = 0; i < aux_count(epilogue); ++i) {
     matrices[AUX + i] = lay_out_aux(p, columns_of(p, epilogue), aux_of(epilogue, i), &p->aux[i]);
   }
+  for (int i = A; i <= C && has_pointer_arrays(p); ++i) { /* one matrix, at an unknown address */
+    matrices[i].pointer = 0, matrices[i].batch = 1, matrices[i].stride = 0;
+  }
+}
+
+/* Checks an array of addresses. */
+static hgemm_status check_array(char const *name, void const *array) {
+  if (array == NULL) return hgemm_fail(HGEMM_ERROR_POINTER, "the array of addresses of %s is null", name);
+  if ((uintptr_t)array % sizeof(void *) == 0) return HGEMM_OK;
+  return hgemm_fail(HGEMM_ERROR_ALIGNMENT, "the array of addresses of %s, %p, is not a multiple of %d bytes", name, array,
+                    (int)sizeof(void *));
+}
+
+static hgemm_status check_operand(hgemm_problem const *p, Matrix matrices[MATRICES], int i, enum hgemm_purpose purpose) {
+  void const *const arrays[] = {p->a, p->b, p->d, p->c};
+  hgemm_status status = HGEMM_OK;
+  if (i > C || !has_pointer_arrays(p)) return check_matrix(&matrices[i], purpose);
+  if (purpose == HGEMM_TO_LAUNCH) status = check_array(matrices[i].name, arrays[i]);
+  return status == HGEMM_OK ? check_matrix(&matrices[i], HGEMM_TO_SELECT) : status;
 }
 
 /* Returns one bit for each matrix that a launch reads or writes. */
@@ -301,7 +322,7 @@ static hgemm_status check_overlaps(Matrix const matrices[MATRICES], int result, 
 static uint64_t kind_of(hgemm_problem const *p) {
   uint64_t const kind = (uint64_t)p->layout | (uint64_t)p->dtype_a << 4 | (uint64_t)p->dtype_b << 8 |
                         (uint64_t)p->dtype_d << 12 | (uint64_t)p->acc << 16 | (uint64_t)p->bias_kind << 20 |
-                        (uint64_t)p->activation << 24;
+                        (uint64_t)p->activation << 24 | (has_pointer_arrays(p) ? HGEMM_KIND_HAS_POINTER_ARRAYS : 0);
   if (p->epilogue == NULL) return kind;
   return kind | (UINT64_C(1) << 4 * HASH_DIGITS | strtoul(p->epilogue, NULL, 16)) << EPILOGUE_SHIFT;
 }
@@ -319,7 +340,7 @@ static hgemm_query query_of(hgemm_problem const *p, hgemm_epilogue const *epilog
   q.mappable = 1;
   for (int i = A; i <= D; ++i) q.mappable &= (uint32_t)(!(used >> i & 1) || mappable(&matrices[i]));
   q.workspace_bytes = p->workspace_bytes;
-  q.flags = (uint32_t)p->flags | HGEMM_ALWAYS_FLAGS;
+  q.flags = ((uint32_t)p->flags & ~(uint32_t)HGEMM_POINTER_ARRAYS) | HGEMM_ALWAYS_FLAGS;
   return q;
 }
 
@@ -343,7 +364,7 @@ hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpos
   used = used_by(p, request->epilogue);
   lay_out(p, request->epilogue, matrices);
   for (int i = 0; i < MATRICES; ++i) {
-    if (used >> i & 1 && (status = check_matrix(&matrices[i], purpose)) != HGEMM_OK) return status;
+    if (used >> i & 1 && (status = check_operand(p, matrices, i, purpose)) != HGEMM_OK) return status;
   }
   if ((status = check_overlaps(matrices, D, used)) != HGEMM_OK) return status;
   for (int i = 0; i < aux_count(request->epilogue); ++i) {
@@ -373,7 +394,7 @@ hgemm_status hgemm_check_workspace(hgemm_request const *request, uint64_t needed
   lay_out(p, request->epilogue, matrices);
   for (int i = 0; i < MATRICES; ++i) {
     Matrix const *const x = &matrices[i];
-    if (!(used >> i & 1)) continue;
+    if (!(used >> i & 1) || x->pointer == 0) continue;
     if (!ranges_disjoint(begin, needed, x->pointer, span_bytes(x))) {
       return hgemm_fail(HGEMM_ERROR_OVERLAP, "%s overlaps the workspace", x->name);
     }

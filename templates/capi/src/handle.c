@@ -122,6 +122,7 @@ size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
         .align_b = (int32_t)row->align_b,
         .align_d = (int32_t)row->align_d,
         .splits = (int32_t)row->splits,
+        .pointer_arrays = (kind & HGEMM_KIND_HAS_POINTER_ARRAYS) != 0,
         .epilogue = hgemm_epilogue_of(kind),
     };
     variants[i] = found;

@@ -46,11 +46,14 @@ typedef struct hgemm_row { /* one kernel */
 /* Tells whether an expression has reductions. */
 static inline int hgemm_reduces(hgemm_row const *row) { return row->reductions + row->column_reductions > 0; }
 
+#define HGEMM_KIND_HAS_EPILOGUE (UINT64_C(1) << 60)
+#define HGEMM_KIND_HAS_POINTER_ARRAYS (UINT64_C(1) << 61)
+
 typedef struct hgemm_group { /* the kernels of one architecture and one kind: rows first to first + count */
   char const *arch;
   uint32_t number;   /* 90 for sm_90 and sm_90a */
   uint32_t specific; /* 1 if the code runs on exactly this architecture, such as sm_90a */
-  uint64_t kind;     /* layout, dtypes, acc, bias and activation, 4 bits each from the lowest; then 1 and the epilogue's hash */
+  uint64_t kind; /* layout, dtypes, acc, bias and activation, 4 bits each from the lowest; an epilogue's hash; HGEMM_KIND_ bits */
   uint32_t first, count;
 } hgemm_group;
 
@@ -105,7 +108,7 @@ typedef struct hgemm_query {
   uint32_t mappable;   /* 1 if TMA can address the strides */
   uint32_t straddling; /* how many of A and B have rows that do not start at an L2 sector */
   uint64_t workspace_bytes;
-  uint32_t flags; /* hgemm_flags */
+  uint32_t flags; /* hgemm_flags; HGEMM_POINTER_ARRAYS is in `kind` */
 } hgemm_query;
 
 typedef struct hgemm_request {
