@@ -66,6 +66,7 @@ _TINY = 2.0**-120
 """More than the sum of all f32 underflows."""
 _EXPONENT = np.int64(0x7FF << 52)
 """The exponent bits of float64."""
+_ONE = np.float64(1).view(np.uint64)
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,15 @@ def _half_ulp(found: np.ndarray, below: np.ndarray, dtype: Dtype) -> np.ndarray:
 def _power_of_two(x: np.ndarray) -> np.ndarray:
     """Return the largest power of two up to each positive number, and 0 for 0."""
     return (x.view(np.int64) & _EXPONENT).view(np.float64)
+
+
+def _root_power_of_two(x: np.ndarray) -> np.ndarray:
+    """Return the largest power of two up to the root of each positive number, in place of the number. For 0 it is 2**-512."""
+    bits = x.view(np.uint64)
+    bits += _ONE  # twice the exponent of the root, since both are stored with the bias of 1
+    bits >>= np.uint64(1)
+    bits &= _EXPONENT.astype(np.uint64)
+    return x
 
 
 @dataclass(frozen=True)
@@ -255,15 +265,16 @@ def steps_of(traits: LaunchTraits, first: int, last: int, step: int) -> list[tup
     ]
 
 
-_BLOCK_ELEMENTS = 2**14
+_BLOCK_ELEMENTS = 2**15
 """The sums that are analysed at a time: about ten arrays of so many fit in a cache."""
 
 
 def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> _Sum:
     """Return the sum over [first, last) of k in one accumulator, by blocks of rows."""
     a, b, last, first = a[:, :, first:last], b[:, first:last], last - first, 0  # `first` begins a k-tile
-    a_all = (a, a * a, np.sign(a).astype(np.float32), _fineness(a, traits.dtype_a))
-    b_all = (b, b * b, np.sign(b).astype(np.float32), _fineness(b, traits.dtype_b))
+    half_bit = 2.0 ** -(25 if traits.arch_number < 90 else 26)  # half of the lowest bit of an aligned product
+    a_all = (a, a * a, np.sign(a) * half_bit, _fineness(a, traits.dtype_a))
+    b_all = (b, b * b, np.sign(b), _fineness(b, traits.dtype_b))
     batch, m, n = max(len(a), len(b)), a.shape[1], b.shape[2]
     found = _Sum(*np.zeros((4, batch, m, n)))
     rows = max(1, _BLOCK_ELEMENTS // max(1, batch * n))
@@ -277,13 +288,14 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
 def _add_steps(traits: LaunchTraits, a_all: Sequence[Any], b_all: Sequence[Any], last: int, found: _Sum) -> None:
     """Add [0, last) of k to a sum of zero, step by step. `a_all` has A, its squares, its signs and its fineness.
 
+    Signs of A count half of the lowest bit of an aligned product.
+
     In stream-K kernels, a new accumulator may start at any k-tile. Then the signs of partial sums are unknown. It may hold any
     later k-tile, if the last one comes first.
     """
     (a, a_squared, a_signs, a_fine), (b, b_squared, b_signs, b_fine) = a_all, b_all
     bias, variance, worst = found.bias, found.variance, found.worst
     shared, group = traits.grid_rule == "stream_k", group_of(traits)
-    fraction = 2.0 ** -(25 if traits.arch_number < 90 else 26)  # half of the lowest bit of an aligned product
     low: Any = 0.0
     high: Any = 0.0  # smallest and largest sum at which a new accumulator may start
     least = most = np.float64(0)  # smallest and largest sum of a k-tile that comes before others
@@ -291,33 +303,37 @@ def _add_steps(traits: LaunchTraits, a_all: Sequence[Any], b_all: Sequence[Any],
         for at, end in steps_of(traits, 0, last, traits.tile_k):
             tile = a[:, :, at:end] @ b[:, at:end]
             least, most = np.minimum(least, tile), np.maximum(most, tile)
-    total = magnitude = np.zeros(found.total.shape)
+    # Results go to arrays that exist, because new ones take as long as a sum.
+    total, before, magnitude, earlier, largest, step = np.zeros((6, *found.total.shape))
+    needs_before = shared or traits.acc != "f32"
     steps = steps_of(traits, 0, last, STEP)
     for at, end in sorted(steps) if shared else steps:
-        groups = -(-(end - at) // group)
+        count, groups = end - at, -(-(end - at) // group)
         if shared and at % traits.tile_k == 0:
             low, high = np.minimum(low, total), np.maximum(high, total)
             half = _F32_ROUND * _power_of_two(np.abs(total))
             variance += half * half / 3  # the addition to earlier accumulators
             worst += half
-        before, total = total, total + a[:, :, at:end] @ b[:, at:end]
-        magnitude_before, magnitude = magnitude, np.abs(total)
-        square = a_squared[:, :, at:end] @ b_squared[:, at:end]
+        if needs_before:
+            before[...] = total
+        total += np.matmul(a[:, :, at:end], b[:, at:end], out=step)
+        earlier, magnitude = magnitude, earlier
+        np.maximum(earlier, np.abs(total, out=magnitude), out=largest)
         if shared:
             largest = np.maximum(np.maximum(before, total) - low + most, high - np.minimum(before, total) - least)
-        else:
-            largest = np.maximum(magnitude_before, magnitude)
         if traits.acc != "f32":  # f16 sums are rounded after each group, when they may be larger than after the step
             for part in range(at + group, end, group):
                 largest = np.maximum(largest, np.abs(before + a[:, :, at:part] @ b[:, at:part]))
         largest *= largest
-        largest += square
-        unit = _power_of_two(np.sqrt(largest, out=largest))
-        signs = a_signs[:, :, at:end] @ b_signs[:, at:end]
+        largest += np.matmul(a_squared[:, :, at:end], b_squared[:, at:end], out=step)
+        unit = _root_power_of_two(largest)
+        signs = np.matmul(a_signs[:, :, at:end], b_signs[:, at:end], out=step)
         if shared:
-            bias += unit * (groups * _F32_ROUND + fraction * np.abs(signs))
+            bias += unit * (groups * _F32_ROUND + np.abs(signs))
         else:
-            bias -= unit * (np.copysign(groups * _F32_ROUND, total) + fraction * signs)
+            signs += np.copysign(groups * _F32_ROUND, total)
+            signs *= unit
+            bias -= signs
         if traits.acc != "f32":
             half = np.maximum(unit * _F16_ROUND, _F16_TINY)
             worst += groups * half
@@ -325,12 +341,10 @@ def _add_steps(traits: LaunchTraits, a_all: Sequence[Any], b_all: Sequence[Any],
             half *= groups / 3
             variance += half
         unit *= _F32_ROUND
-        worst += (end - at + 4 * groups) * unit
-        rounded = (
-            end - at
-            if a_fine is None or b_fine is None
-            else np.minimum(np.sqrt(2 * unit) * (a_fine[:, :, at:end] @ b_fine[:, at:end]), end - at)
-        )
+        worst += np.multiply(unit, count + 4 * groups, out=step)
+        rounded = count
+        if a_fine is not None and b_fine is not None:
+            rounded = np.minimum(np.sqrt(2 * unit) * (a_fine[:, :, at:end] @ b_fine[:, at:end]), count)
         unit *= unit
         unit *= rounded / 3
         variance += unit

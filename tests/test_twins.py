@@ -19,7 +19,7 @@ from generator.proof.jobs import Text, prove_texts
 from generator.proof.machine import default_cases, number_cases
 from generator.proof.proving import check_numbers
 from generator.proof.twins import twin_key
-from generator.ptx.parser import PtxError, parse
+from generator.ptx.parser import PtxError, parse, parse_like
 from generator.ptx.translate import translate
 from generator.sweep import sweep
 from hgemm.cases import KINDS
@@ -148,6 +148,32 @@ def test_other_kernels_are_not_built_as_twins(twins: tuple[Text, Text], fields: 
     one, other = subject_of(twins[0].kernel), subject_of(text_of(dtype="bf16", **fields).kernel)
     with pytest.raises(PtxError, match="the kernels are no twins"):
         translate(parse(one.ptx), one.symbol, (parse(other.ptx), other.symbol))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_twin_is_translated_as_if_it_was_parsed_alone(arch: str) -> None:
+    fields = {"arch": arch, **({"tile": "64x32x64"} if arch == "sm_90a" else {})}
+    pair = [subject_of(text_of(dtype=dtype, **fields).kernel) for dtype in ("f16", "bf16")]
+    for one, other in (pair, reversed(pair)):
+        shared = parse_like(other.ptx, other.symbol, one.ptx, one.symbol)
+        alone = parse(other.ptx)
+        assert (
+            shared.target == alone.target and shared.kernel(other.symbol).cluster == alone.kernel(other.symbol).cluster
+        )
+        found, expected = (translate(parse(one.ptx), one.symbol, (two, other.symbol)) for two in (shared, alone))
+        assert found == expected
+
+
+def test_a_text_with_other_operands_is_parsed_alone(twins: tuple[Text, Text]) -> None:
+    one, other = (subject_of(text.kernel) for text in twins)
+    lines = other.ptx.splitlines()
+    body = [i for i, line in enumerate(lines) if re.search(r"%r\d+[,;\]]", line) and ".reg" not in line]
+    for i in body[::20]:
+        changed = "\n".join([*lines[:i], re.sub(r"%r\d+(?=[,;\]])", "%r0", lines[i]), *lines[i + 1 :]])
+        found = parse_like(changed, other.symbol, one.ptx, one.symbol)
+        assert found.kernel(other.symbol).body == parse(changed).kernel(other.symbol).body
+    fewer = "\n".join(lines[: body[0]] + lines[body[0] + 1 :])
+    assert parse_like(fewer, other.symbol, one.ptx, one.symbol) == parse(fewer)
 
 
 def test_a_fault_of_both_is_found_in_both(host_toolchain: HostToolchain, twins: tuple[Text, Text]) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 import generator.ptx
 from generator.errors import BuildError, HgemmError, first_error
 from generator.isolated import NEUTRAL_FOLDER
-from generator.ptx.parser import parse
+from generator.ptx.parser import parse, parse_like
 from generator.ptx.translate import PTX_FILE, origins, translate
 from generator.store.files import disk_errors, temporary_name
 from hgemm.disk import TEMPORARY, is_stale
@@ -597,7 +597,10 @@ class HostToolchain:
 
 @lru_cache(maxsize=1)  # twins are loaded one after the other
 def _translated(symbol: str, ptx: str, twin: tuple[str, str] | None) -> str:
-    return translate(parse(ptx), symbol, (parse(twin[1]), twin[0]) if twin else None)
+    if not twin:
+        return translate(parse(ptx), symbol)
+    name, text = twin
+    return translate(parse(ptx), symbol, (parse_like(text, name, ptx, symbol), name))
 
 
 def includes_of_file(name: str, templates: Path) -> dict[str, str]:

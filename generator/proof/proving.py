@@ -20,7 +20,7 @@ from generator.proof.coverage import COVERAGE_CASE, Coverage
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain, Report, Site
 from generator.proof.machine import EmulatedKernel, HostMemory, default_cases, measured_case, number_cases
 from generator.proof.sandbox import SandboxedExecutable
-from generator.ptx.parser import parse
+from generator.ptx.parser import parse_head
 from generator.ptx.translate import FUNCTION, TWIN_FUNCTION
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.cases import KINDS, Case, Shape, cases_of
@@ -383,7 +383,7 @@ def _unbounded(checks: list[EmulatedCheck]) -> Iterator[str]:
 
 def require_launch(subject: Subject, traits: LaunchTraits) -> None:
     """Raise ProofError if the record launches a kernel in another way than its PTX allows, so that the driver would reject it."""
-    kernel = parse(subject.ptx).kernel(subject.symbol)
+    kernel = parse_head(subject.ptx, subject.symbol)
     allowed = {
         "threads": (traits.threads, math.prod(kernel.required_threads), math.prod(kernel.most_threads)),
         "CTAs of a cluster": (math.prod(traits.cluster), math.prod(kernel.cluster), 0),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from generator.errors import HgemmError
@@ -219,10 +219,14 @@ def _whole(digits: str, base: int = 10) -> int:
         raise PtxError(f"the PTX has a malformed number, {digits[:20]!a}") from None
 
 
-@lru_cache(maxsize=4)  # a proof needs it three times
+def _without_comments(text: str) -> str:
+    return _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
+
+
+@lru_cache(maxsize=4)  # a proof needs it several times
 def parse(text: str) -> Module:
     """Parse a PTX text. Raises: PtxError with the line that is not understood."""
-    text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
+    text = _without_comments(text)
     header = _HEADER.search(text)
     if not header:
         raise PtxError("the text is not PTX: it has no .version and .target")
@@ -239,6 +243,50 @@ def parse(text: str) -> Module:
     outside.append(text[at:])
     variables = tuple(_variable(match) for part in outside for match in _VARIABLE.finditer(part))
     return Module(header[1], header[2], variables, tuple(kernels))
+
+
+def parse_like(text: str, name: str, known: str, known_name: str) -> Module:
+    """Parse a PTX text as `parse`. If it differs from `known` only in opcodes, the modules share everything else.
+
+    Each text has one kernel, with the given name. The result is then much sooner there. Names of parameters are those of `known`.
+    """
+    module = parse(known)
+    lines, known_lines = (
+        _without_comments(one).replace(its, "").split("\n") for one, its in ((text, name), (known, known_name))
+    )
+    changed = {at: pair for at, pair in enumerate(zip(known_lines, lines), 1) if pair[0] != pair[1]}
+    if len(module.kernels) != 1 or len(lines) != len(known_lines):
+        return parse(text)
+    kernel, body, target = module.kernels[0], [], module.target
+    for one in kernel.body:
+        if one.line in changed and isinstance(one, Instruction):
+            before, after = map(_ONE_INSTRUCTION.fullmatch, changed.pop(one.line))
+            if not (before and after) or any(before[part].split() != after[part].split() for part in _OTHER_PARTS):
+                return parse(text)
+            one = replace(one, opcode=after["opcode"])
+        body.append(one)
+    for _, line in changed.values():
+        if not (found := _TARGET.fullmatch(line)):
+            return parse(text)
+        target = found[1]
+    return replace(module, target=target, kernels=(replace(kernel, name=name, body=tuple(body)),))
+
+
+def parse_head(text: str, name: str) -> Kernel:
+    """Return the kernel with this name without its body, sooner than `parse`. Raises: PtxError if there is none."""
+    text = _without_comments(text)
+    for entry in _ENTRY.finditer(text):
+        if entry["name"] == name and (head := _head(text, entry)):
+            return _kernel(head)
+    raise PtxError(f"the PTX has no kernel {name}")
+
+
+_ONE_INSTRUCTION = re.compile(
+    rf"(?P<lead>[\s{{]*(?:@!?{_NAME}\s+)?)(?P<opcode>[a-z][\w.:]*)(?P<rest>[^;]*);(?P<end>\s*}}?\s*)"
+)
+"""A line with one instruction, which may be in a block of its own."""
+_OTHER_PARTS = ("lead", "rest", "end")
+_TARGET = re.compile(r"\s*\.target\s+(\w+).*")
 
 
 @dataclass(frozen=True)
@@ -268,6 +316,15 @@ def _head(text: str, entry: re.Match) -> _Head | None:
 
 
 _SPACE, _BODY = re.compile(r"\s*"), re.compile(r"[{;]")
+
+
+def _kernel(head: _Head) -> Kernel:
+    """Return a kernel without registers and body."""
+    limits = {name: _three(words) for name, *words in _LIMIT.findall(head.limits)}
+    parameters = tuple(_variable(match) for match in _VARIABLE.finditer(head.parameters))
+    unknown = (0, 0, 0)
+    threads, most, cluster = (limits.get(name, unknown) for name in ("reqntid", "maxntid", "reqnctapercluster"))
+    return Kernel(head.name, parameters, (), (), (), threads, most, cluster)
 
 
 def _variable(match: re.Match | None) -> Variable:
@@ -319,16 +376,8 @@ class _Body:
         self._known: dict[str, Operand] = {}
         self._variables: list[Variable] = []
         self.end = self._read(head.end)
-        limits = {name: _three(words) for name, *words in _LIMIT.findall(head.limits)}
-        self.kernel = Kernel(
-            head.name,
-            tuple(_variable(match) for match in _VARIABLE.finditer(head.parameters)),
-            tuple(self._all),
-            tuple(self._body),
-            tuple(self._variables),
-            limits.get("reqntid", (0, 0, 0)),
-            limits.get("maxntid", (0, 0, 0)),
-            limits.get("reqnctapercluster", (0, 0, 0)),
+        self.kernel = replace(
+            _kernel(head), registers=tuple(self._all), body=tuple(self._body), variables=tuple(self._variables)
         )
 
     def _line(self, at: int) -> int:

@@ -42,6 +42,7 @@ _PER_LINE = 8
 _TEXT = re.compile(r"\$str|__unnamed_")
 """Names of the constant texts that NVIDIA's compilers pass to printf and assert."""
 _QUOTE = 60
+_WGMMA = "wgmma.mma_async"
 FUNCTION, TWIN_FUNCTION = "hgemm_emulate", "hgemm_emulate_twin"
 """The C functions that run a kernel and its twin."""
 PTX_FILE = "kernel.ptx"
@@ -56,11 +57,13 @@ def translate(module: Module, name: str = "", twin: tuple[Module, str] | None = 
 
     Raises: PtxError for an instruction or operand that is not supported, or if the kernels are no twins.
     """
-    kernel, declarations, body = _translated(module, name)
+    kernel, writer, declarations, body = _translated(module, name)
     if twin:
-        _, others, other_body = _translated(*twin)
-        if declarations != others or len(body) != len(other_body):
-            raise PtxError("the kernels are no twins: they have other registers, or another number of instructions")
+        other_body = _with_other_opcodes(kernel, twin[0].kernel(twin[1]), writer, body)
+        if not other_body:
+            _, _, others, other_body = _translated(*twin)
+            if declarations != others or len(body) != len(other_body):
+                raise PtxError("the kernels are no twins: they have other registers, or another number of instructions")
         types = _types_of(one for one, other in zip(body, other_body) if one != other)
         declarations = ["using Half = ptx::Either<ptx::{}, ptx::{}>;".format(*types), *declarations]
         body = [one if one == other else _either(one, other, types) for one, other in zip(body, other_body)]
@@ -71,13 +74,37 @@ def translate(module: Module, name: str = "", twin: tuple[Module, str] | None = 
     )
 
 
-def _translated(module: Module, name: str) -> tuple[Kernel, list[str], list[list[str]]]:
-    """Return a kernel, the lines before its first instruction, and the lines of each instruction, label, or run of copies."""
+def _translated(module: Module, name: str) -> tuple[Kernel, Writer, list[str], list[list[str]]]:
+    """Return a kernel, its writer, the lines before its first instruction, and the lines of each instruction or label."""
     kernel = module.kernel(name)
     accumulators = accumulator_registers(kernel)
     texts = [one.name for one in module.variables if one.space == "global" and _TEXT.match(one.name)]
     writer = Writer(kernel, shared_offsets((*module.variables, *kernel.variables)), accumulators, texts)
-    return kernel, list(_declarations(kernel, writer, accumulators)), list(_body(kernel, writer))
+    return kernel, writer, list(_declarations(kernel, writer, accumulators)), list(_body(kernel, writer))
+
+
+def _with_other_opcodes(kernel: Kernel, twin: Kernel, writer: Writer, body: list[list[str]]) -> list[list[str]]:
+    """Return the lines of a kernel's twin from its own, if `parse_like` found that they differ only in opcodes. Else return none.
+
+    Both must have the same accumulators: see `accumulator_registers`.
+    """
+    if twin.registers is not kernel.registers or len(twin.body) != len(kernel.body):
+        return []
+    found, place_of = [], _places(kernel)
+    for one, other, lines in zip(kernel.body, twin.body, body):
+        if one is not other:
+            opcodes = [each.opcode if isinstance(each, Instruction) else "" for each in (one, other)]
+            if not all(opcodes) or any(opcode.startswith("mov.") for opcode in opcodes):
+                return []
+            if len({opcode.startswith(_WGMMA) for opcode in opcodes}) != 1 or one.operands is not other.operands:
+                return []
+        found.append(lines if one is other else [*_instruction(other, writer, place_of.get(other.line, 0))])
+    return found
+
+
+def _places(kernel: Kernel) -> dict[int, int]:
+    """Return the place of the predicate of each line with one, among those that the kernel reports."""
+    return {line: place for place, line in enumerate(predicated_lines(kernel))}
 
 
 _TYPES = ("F16", "BF16")
@@ -139,7 +166,7 @@ def accumulator_registers(kernel: Kernel) -> dict[str, int]:
     for one in kernel.body:
         if not isinstance(one, Instruction):
             continue
-        if one.opcode.startswith("wgmma.mma_async") and isinstance(next(iter(one.operands), None), Vector):
+        if one.opcode.startswith(_WGMMA) and isinstance(next(iter(one.operands), None), Vector):
             vectors = [operand for operand in one.operands[:2] if isinstance(operand, Vector)]
             found += [part.name for vector in vectors for part in vector.parts if isinstance(part, Register)]
         elif one.opcode.startswith("mov.") and [*map(type, one.operands)] == [Register, Register]:
@@ -200,10 +227,12 @@ def _declarations(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) 
 
 
 def _body(kernel: Kernel, writer: Writer) -> Iterator[list[str]]:
-    place_of = {line: place for place, line in enumerate(predicated_lines(kernel))}
+    place_of = _places(kernel)
     for together, run in groupby(kernel.body, lambda one: _copied(one, writer) is not None):
         if together:  # one statement, because the compiler takes long for hundreds of them
-            yield ["  " + writer.copies(_copied(one, writer) for one in run)]
+            first, *others = (_copied(one, writer) for one in run)
+            yield ["  " + writer.copies((first, *others))]
+            yield from ([] for _ in others)
             continue
         for one in run:
             if isinstance(one, Label):
