@@ -2047,7 +2047,6 @@ _LAST_FIRST = "k == k_first * Policy::tile_k ? k_end - Policy::tile_k : k - Poli
 _WGMMA_ORDER = {"arch": "sm_90a", "mma": "wgmma", "tile": "64x64x64", "stages": "3"}
 _TMA_ORDER = {"arch": "sm_90", "mma": "m16n8k16", "copy": "tma", "tile": "64x64x32", "stages": "3"}
 _SERIAL_PARTS = {**_WGMMA_ORDER, "schedule": "launch", "raster": "launch", "serial_parts": "on"}
-_SUMS_IN_WORKSPACE = {**_SERIAL_PARTS, "tile": "64x256x64"}
 _SPLIT_ORDER = {"arch": "sm_80", "tile": "64x64x32", "schedule": "split_k:3"}
 
 ORDER = (
@@ -2091,30 +2090,6 @@ ORDER = (
         "the longer parts of whole tiles last",
         At("gemm", "split.split = uint32_t(part)").replace("split.split = uint32_t(parts - 1 - part)"),
         _SERIAL_PARTS,
-    ),
-    replace(
-        _order(
-            "sums of all CTAs in one place of the workspace",
-            At("SumsInWorkspace", "partials + atoms::cta_x()").replace("partials"),
-            _SUMS_IN_WORKSPACE,
-        ),
-        caught_by=ANYTHING,
-    ),
-    replace(
-        _order(
-            "sums of whole tiles over partial sums of split ones",
-            At("SumsInWorkspace", "partials + atoms::cta_x()").replace("atoms::cta_x()"),
-            _SUMS_IN_WORKSPACE,
-        ),
-        caught_by=ANYTHING,
-    ),
-    replace(
-        _order(
-            "sums that include those of the tile before",
-            At("gemm", "if (part == 0)").replace("if (part < 0)"),
-            _SUMS_IN_WORKSPACE,
-        ),
-        caught_by=ANYTHING,
     ),
     _order(
         "the ends of rows in a step of their own",

@@ -140,7 +140,7 @@ def default_cases(traits: LaunchTraits, resident_ctas: int, memory_bytes: int = 
         cases.append(
             Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(traits, 2))
         )  # two tiles per matrix
-    if traits.grid_rule == "stream_k":
+    if traits.max_ctas:
         few, many = resident_ctas // 8 + 1, resident_ctas // 2 + 2  # batches of two tiles
         cases += [
             Case(Shape(m + 1, 17, 12 * k + 3, few), *_scalars(traits, 1), loose=True),
@@ -219,9 +219,7 @@ def _waves(traits: LaunchTraits, clusters: int) -> list[Case]:
     """
     m, k = traits.tile_m * traits.cluster_shape[0], traits.tile_k
     tail, every = clusters + 3, clusters // 2 + 2
-    whole = [Case(Shape(m, 17, 7 * k + 1, tail), *_scalars(traits, 2), options=LaunchOptions(3, tail, 2))]
     return [
-        *(whole if traits.max_ctas else ()),  # some CTAs keep sums of two tiles in one place of the workspace
         Case(Shape(m, 17, 8 * k + 1, tail), *_scalars(traits, 1), options=LaunchOptions(3, clusters, 2)),
         Case(Shape(m, 17, 9 * k, tail), *_scalars(traits, 2), loose=True, options=LaunchOptions(4, 1, -1)),
         Case(Shape(m, 17, 7 * k - 1, every), *_scalars(traits, 0), options=LaunchOptions(4, 0, 1)),

@@ -11,7 +11,7 @@ from typing import Any
 
 from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE, EpilogueError, parse_epilogue
-from hgemm.gpus import TYPICAL, max_grid_ctas
+from hgemm.gpus import TYPICAL, max_stream_k_ctas
 from hgemm.problem import LAUNCH, MAX_EXTENT
 from hgemm.tensor_maps import maps_of
 
@@ -99,9 +99,10 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
         if workspace.get("partial_bytes", 0) != partial_bytes:
             yield f"traits.workspace.partial_bytes is {workspace.get('partial_bytes', 0)}, but a tile has {partial_bytes} B"
     number = int("".join(filter(str.isdigit, spec["arch"])))
-    max_ctas = max_grid_ctas(number, spec["ctas_per_sm"], ctas) if number in TYPICAL else None
-    limits = (max_ctas,) if rule == "stream_k" else (None, max_ctas) if spec.get("serial_parts") else (None,)
-    if grid.get("max_ctas") not in limits:
+    max_ctas = (
+        max_stream_k_ctas(number, spec["ctas_per_sm"], ctas) if rule == "stream_k" and number in TYPICAL else None
+    )
+    if grid.get("max_ctas") != max_ctas:
         yield f"launch.grid.max_ctas is {grid.get('max_ctas')}, but {max_ctas} follows from the other fields"
     if copy != "ldg":
         staged_bytes = spec["stages"] * (m + n) * k * DTYPES[spec["dtype_a"]].bytes

@@ -40,12 +40,12 @@ class Row:
 
     Units: elements for tiles and alignments; bytes of one element for `operand_bytes` (A and B) and `result_bytes` (D).
     Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `serial_parts` is 1 if tiles that are not
-        split add k in the parts of those that are. `max_ctas` is the largest grid of stream-K, or of kernels that keep the sums
-        of these parts in the workspace, 0 for others. `partial_bytes` are those of a tile's partial accumulators in a workspace.
-        An expression with `reductions` of rows stores in the workspace a float for each row and each `panel_columns` of B, and
-        one with `column_reductions` a float for each column of D and each PANEL_ROWS. `parts` are 2 for a gated pair. See Clocks
-        for `tiles_per_sm` to `calibration`. `order` is the accumulation order of launches that do not split k, as a number, 0 if
-        it is unknown or depends on the grid. `cublas_order` is 1 if it is that of cuBLASLt's unsplit kernels.
+        split add k in the parts of those that are. `max_ctas` is the largest grid of stream-K,
+        0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. An expression with
+        `reductions` of rows stores in the workspace a float for each row and each `panel_columns` of B, and one with
+        `column_reductions` a float for each column of D and each PANEL_ROWS. `parts` are 2 for a gated pair. See Clocks for
+        `tiles_per_sm` to `calibration`. `order` is the accumulation order of launches that do not split k, as a number, 0 if it is
+        unknown or depends on the grid. `cublas_order` is 1 if it is that of cuBLASLt's unsplit kernels.
     """
 
     symbol: str
@@ -113,9 +113,9 @@ class Row:
         splits, whole = self.splits, 0
         if options and self.decides_splits:
             splits, whole = options.splits, options.whole_tiles * self.cluster_m * self.cluster_n
-        places = 0 if self.decides_splits else PARTIAL_TILES_PER_CTA * self.max_ctas
+        places = PARTIAL_TILES_PER_CTA * self.max_ctas
         if splits > 1:
-            places = (self.tiles(m, n) * batch - whole) * splits + min(whole, self.max_ctas)
+            places = (self.tiles(m, n) * batch - whole) * splits
         size = places * self.partial_bytes
         if self.reduces:
             floats = self.reductions * -(-n // self.panel_columns) * m
@@ -495,7 +495,6 @@ def estimate_clocks(row: Row, query: SelectionQuery, target: Target) -> int:
 def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
     """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks.
 
-    A CTA that keeps sums of parts in the workspace writes and reads them once for each part but one.
     If a row is calibrated, the SMs take the mean of the busiest one's time and the average. A likely reason is power: SMs that wait
     leave more of it to the others. Source: benchmarks/calibration.py, cross-validation.
     """
@@ -504,10 +503,9 @@ def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: Laun
     extra = row.straddling_clocks * query.straddling // 2
     all_k_tiles = _ceil_div(max(query.k, 1), row.tile_k)
     shared = row.decides_splits and options.splits > 1 and tiles > whole
-    sums = 2 * (options.splits - 1) * row.partial_clocks if row.decides_splits and row.max_ctas else 0
     busy = single = loads = work = 0
     for items, k_tiles, stored in (
-        (whole, all_k_tiles, sums),
+        (whole, all_k_tiles, 0),
         ((tiles - whole) * options.splits, _ceil_div(all_k_tiles, options.splits), row.partial_clocks * shared),
     ):
         busiest = _ceil_div(items, sms)

@@ -22,10 +22,7 @@ Source: CUDA Programming Guide 13.x, section 5.1.3, table 31 (shared memory); th
 """
 
 
-def max_grid_ctas(number: int, ctas_per_sm: int, cluster_ctas: int) -> int:
-    """Return the largest grid of kernels whose CTAs have places in the workspace, in whole clusters.
-
-    It is as many CTAs as a common GPU of compute capability `number` holds.
-    """
+def max_stream_k_ctas(number: int, ctas_per_sm: int, cluster_ctas: int) -> int:
+    """Return the largest grid of stream-K, in whole clusters: as many CTAs as a common GPU of compute capability `number` holds."""
     sms, _ = TYPICAL[number]
     return max(1, sms * max(1, ctas_per_sm) // cluster_ctas) * cluster_ctas

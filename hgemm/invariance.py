@@ -68,9 +68,8 @@ def order_of(row: Row, k: int, splits: int) -> KOrder | None:
 
 def keeps_order(row: Row, order: KOrder, query: SelectionQuery) -> bool:
     """Return whether a variant that supports a query can compute it in an order, with the query's workspace."""
-    all_split, all_whole = LaunchOptions(order.splits), LaunchOptions(order.splits, _clusters(row, query))
     return order_of(row, query.k, order.splits) == order and (
-        _has_workspace(row, all_split, query) or (bool(row.serial_parts) and _has_workspace(row, all_whole, query))
+        bool(row.serial_parts) or _has_workspace(row, LaunchOptions(order.splits), query)
     )
 
 
@@ -106,11 +105,6 @@ def _has_workspace(row: Row, options: LaunchOptions, query: SelectionQuery) -> b
     sizes = (query.m, query.n, query.batch)
     shared = _shared_tiles(row, options, query)
     return shared <= WORKSPACE_COUNTERS and row.workspace_bytes(*sizes, options) <= query.workspace_bytes
-
-
-def _clusters(row: Row, query: SelectionQuery) -> int:
-    """Return the tiles of a batch, in whole clusters."""
-    return row.tiles(query.m, query.n) * query.batch // (row.cluster_m * row.cluster_n)
 
 
 def _shared_tiles(row: Row, options: LaunchOptions, query: SelectionQuery) -> int:

@@ -335,8 +335,6 @@ def grid_x(
     resident = max(traits.cluster_ctas, resident_ctas)
     if traits.grid_rule == "stream_k":  # all CTAs get work, even if there are fewer tiles
         return min(resident, traits.max_ctas)
-    if traits.max_ctas:
-        resident = min(resident, traits.max_ctas)
     work = ctas(traits, m, n, batch, options)
     return min(work, resident) if traits.persistent else work
 
@@ -345,14 +343,11 @@ def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, option
     """Return the workspace of a launch, 0 for most variants. Only one launch at a time may use a workspace.
 
     Shapes: WORKSPACE_COUNTERS counters; then the partial accumulators of each split of each tile that is split or, with
-        stream-K, of PARTIAL_TILES_PER_CTA tiles of each CTA; then the sums of each CTA that adds the parts of whole tiles.
+        stream-K, of PARTIAL_TILES_PER_CTA tiles of each CTA.
     """
-    shared, splits = shared_tiles(traits, m, n, batch, options), splits_of(traits, options)
-    places = shared * splits
+    places = shared_tiles(traits, m, n, batch, options) * splits_of(traits, options)
     if traits.grid_rule == "stream_k":
         places = PARTIAL_TILES_PER_CTA * traits.max_ctas
-    elif splits > 1:
-        places += min(tiles(traits, m, n) * batch - shared, traits.max_ctas)
     size = places * traits.partial_bytes + reduced_bytes(traits, m, n, batch)
     return WORKSPACE_COUNTERS * COUNTER_BYTES + size if size else 0
 

@@ -51,10 +51,9 @@ class LaunchTraits:
     Fields: with `last_k_tile_first`, each accumulator multiplies its last k-tile, which may be ragged, before all others.
         `smem_bytes` is dynamic shared memory, without `static_smem_bytes`. A `programmatic` launch may start before the
         previous one in its stream has ended (programmatic dependent launch). `max_ctas` limits the grid of a stream-K
-        variant, and of one whose CTAs keep the sums of parts of k in the workspace, which has room for that many; 0 is no
-        limit. `persistent` CTAs compute tiles until none is left. `partial_bytes` are those of a tile's partial accumulators
-        in a workspace, 0 if it never needs one. `raster` is that of the spec. Grid rule, raster and bias `launch` leave the
-        decision to each launch. With
+        variant, because its workspace has room for that many; 0 is no limit. `persistent` CTAs compute tiles until none is
+        left. `partial_bytes` are those of a tile's partial accumulators in a workspace, 0 if it never needs one. `raster` is
+        that of the spec. Grid rule, raster and bias `launch` leave the decision to each launch. With
         an `epilogue`, D is its expression; beta, bias and activation are then off. If that has reductions, those of rows store a
         number in the workspace for each row of D and each `panel_columns` of B.
     """
@@ -145,7 +144,7 @@ class LaunchTraits:
             raise LibraryError(
                 f"{traits.symbol}: its workspace has the layout of an older version: regenerate the variant"
             )
-        if (traits.grid_rule == "stream_k") != (traits.max_ctas > 0 and not traits.serial_parts):
+        if (traits.grid_rule == "stream_k") != (traits.max_ctas > 0):
             raise LibraryError(
                 f"{traits.symbol}: max_ctas is {traits.max_ctas} with grid rule {traits.grid_rule}: regenerate the variant"
             )

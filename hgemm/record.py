@@ -141,7 +141,7 @@ _GRID = fields(
     },
     optional={
         "max_ctas": integer(1, MAX_GRID_CTAS).about(
-            "Largest grid, for stream-K, and if CTAs that add k in parts keep the sums in the workspace: it has room for this many."
+            "Largest grid, for stream-K: the workspace has room for this many CTAs."
         ),
         "persistent": boolean.about("Whether CTAs compute tiles until none is left."),
     },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import random
 import re
@@ -249,29 +248,6 @@ def test_c_counts_whole_tiles_in_clusters_as_python_does(tmp_path: Path) -> None
             if expected.options and flags and found.splits > 1:
                 wholes.add(found.whole_tiles * 256 * 128 == m * n)
     assert 1 < sum(taken) < len(problems) and wholes == {True, False}
-
-
-@pytest.mark.slow
-def test_c_counts_sums_in_the_workspace_as_python_does(tmp_path: Path) -> None:
-    """A kernel that keeps sums of parts in the workspace serves many rows, if the workspace suffices."""
-    texts = {**AT_LAUNCH, "arch": "sm_90a", "tile": "128x256x64", "cluster": "2x1", "serial_parts": "on"}
-    splits = {"arch": "sm_90a", "tile": "128x64x64", "schedule": "split_k_cluster:4"}  # gives the order parts of k
-    plans = sweep([texts]).plans + sweep([splits]).plans
-    small = paper_library(tmp_path / "library", [emit(plan, templates_folder()) for plan in plans])
-    library, table = loaded(export_paper(small, tmp_path / "c")), open_library(small.folder).table
-    (row,) = (row for row in table.rows if row.serial_parts)
-    target, selector, wholes = Target.typical("sm_90"), Selector(table, Target.typical("sm_90")), set()
-    for tiles, workspace_bytes in itertools.product(range(1, 400, 7), (0, 2**20, 2**24, 2**25)):
-        problem = Problem(256 * tiles, 256, 32768, lda=32768, ldb=32768, ldd=256)
-        expected = selector.find(replace(SelectionQuery.of(Kind(), problem, workspace_bytes), batch_invariant=True))
-        status, found = in_c(library, target, Kind(), problem, workspace_bytes, BATCH_INVARIANT)
-        assert (status, found.symbol.decode(), found.estimated_clocks) == (OK, expected.symbol, expected.clocks)
-        assert found.workspace_bytes == expected.workspace_bytes <= workspace_bytes
-        if expected.row == row:
-            assert (found.splits, found.whole_tiles, found.raster_tiles) == astuple(expected.options)
-            wholes.add((found.splits, min(found.whole_tiles, 66), workspace_bytes))
-    assert {splits for splits, _, _ in wholes} == {4} and {size for *_, size in wholes} == {2**24, 2**25}, wholes
-    assert len({whole for _, whole, _ in wholes}) > 3
 
 
 def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:

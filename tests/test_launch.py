@@ -96,17 +96,6 @@ def test_a_launch_decides_which_tiles_are_split() -> None:
     assert [counter_bytes(traits, 33, 48, 2, options) for options in (plain, three, tail)] == [0, 4 * 4, 2 * 4]
 
 
-def test_sums_of_whole_tiles_lie_in_the_workspace_behind_the_partial_sums() -> None:
-    data = record("launch", max_ctas=3, serial_parts=True)
-    data["launch"]["grid"]["persistent"] = True
-    traits = LaunchTraits.of(data)
-    whole, tail, plain = LaunchOptions(3, whole_tiles=4), LaunchOptions(3, whole_tiles=2), LaunchOptions(1)
-    assert [grid_x(traits, 33, 48, 2, 7, options) for options in (whole, tail, plain)] == [3, 3, 3]
-    assert workspace_bytes(traits, 33, 48, 2, whole) == COUNTERS + 3 * 32 * 48 * 4  # one place a CTA
-    assert workspace_bytes(traits, 33, 48, 2, tail) == COUNTERS + (3 * 2 + 2) * 32 * 48 * 4  # two CTAs have whole tiles
-    assert workspace_bytes(traits, 33, 48, 2, plain) == 0
-
-
 def test_a_launch_has_no_more_splits_than_k_tiles_and_no_more_whole_tiles_than_tiles() -> None:
     traits = LaunchTraits.of(record("launch"))
     asked = Problem(32, 48, 40, options=LaunchOptions(64, 9, -2))

@@ -31,7 +31,7 @@ from hgemm.growth import size_of_tile
 from hgemm.launch import check, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.octave_grid import CORRECTED_LIMIT
-from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, LaunchOptions, Problem, kind_supports
+from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, kind_supports
 from hgemm.selection import ESTIMATED, MEASURED, NEAR, SHIPPED, Selector, row_supports
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -109,9 +109,7 @@ def test_a_record_of_which_nothing_can_be_estimated_is_named(change: dict) -> No
 def test_rows_need_the_workspace_that_launches_do() -> None:
     for record, m, batch in itertools.product(catalog_records(), (1, 129, 5000), (1, 7)):
         (row,) = (row for row in catalog_table().rows if row.symbol == record["symbol"])
-        traits = LaunchTraits.of(record)
-        for options in (None, LaunchOptions(4), LaunchOptions(4, 1), LaunchOptions(1)):
-            assert row.workspace_bytes(m, 300, batch, options) == workspace_bytes(traits, m, 300, batch, options)
+        assert row.workspace_bytes(m, 300, batch) == workspace_bytes(LaunchTraits.of(record), m, 300, batch)
 
 
 @given(kinds, kinds)

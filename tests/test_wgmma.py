@@ -124,15 +124,6 @@ def test_stages_fill_shared_memory_and_nothing_goes_beyond_it(request_: dict) ->
     assert sum(parts) <= planned.smem_bytes < sum(parts) + 3 * 1024
 
 
-@pytest.mark.parametrize(("tile", "in_workspace"), [("128x128x64", False), ("128x192x64", True), ("128x256x64", True)])
-def test_sums_of_parts_lie_in_the_workspace_if_registers_do_not_suffice(tile: str, in_workspace: bool) -> None:
-    planned = plan(f"arch=90a cta_tile={tile} schedule=launch raster=launch serial_parts=on cluster=2x1")
-    assert violations(planned) == () and planned.sums_in_workspace is in_workspace
-    assert planned.launch()["grid"].get("max_ctas") == (132 if in_workspace else None)
-    registers = planned.accumulator_registers * (1 if in_workspace else 2)
-    assert registers < planned.needed_registers <= planned.max_registers
-
-
 @settings(max_examples=200, deadline=None)
 @given(natural)
 def test_an_sm_has_the_registers_that_warpgroups_change_to(request_: dict) -> None:
@@ -403,12 +394,6 @@ BROKEN = [
         "arch=90a schedule=persistent serial_parts=on",
         "serial_parts",
         "it requires schedule launch and form atoms",
-        {"serial_parts": "off"},
-    ),
-    (
-        "arch=90a cta_tile=64x256x64 cooperation=pingpong schedule=launch raster=launch serial_parts=on",
-        "serial_parts",
-        "this requires cooperative consumers",
         {"serial_parts": "off"},
     ),
 ]

@@ -61,7 +61,7 @@ def launch_header(record: Mapping[str, Any]) -> str:
         f"{traits.threads}, {traits.smem_bytes}",
         f"{traits.tile_m}, {traits.tile_n}, {traits.tile_k}",
         f"{traits.cluster_shape[0]}, {traits.cluster_shape[1]}, {traits.cluster[0]}",
-        f"{traits.splits}, {int(traits.persistent)}, {0 if traits.decides_splits else traits.max_ctas}",
+        f"{traits.splits}, {int(traits.persistent)}, {traits.max_ctas}",
         f"{traits.align_a}, {traits.align_b}, {traits.align_d}",
         ", ".join(str(DTYPES[dtype].bytes) for dtype in (traits.dtype_a, traits.dtype_b, traits.dtype_d)),
         f"{0 if traits.decides_splits else traits.partial_bytes}",

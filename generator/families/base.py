@@ -10,7 +10,7 @@ from typing import Any
 from generator.arch import ARCHS, Arch
 from generator.spec import DTYPE_BYTES, Request, Spec, symbol_of
 from hgemm.consistency import order_id
-from hgemm.gpus import max_grid_ctas
+from hgemm.gpus import max_stream_k_ctas
 from hgemm.problem import LAUNCH
 
 # ==== The order of a sum ====
@@ -180,13 +180,8 @@ class Plan(ABC):
 
     @property
     def max_ctas(self) -> int:
-        """Largest grid of stream-K, or with sums in the workspace: as many CTAs as a common GPU holds, in whole clusters."""
-        return max_grid_ctas(ARCHS[self.spec.arch].number, self.spec.ctas_per_sm, self.spec.cluster.ctas)
-
-    @property
-    def sums_in_workspace(self) -> bool:
-        """Whether CTAs that add k in parts keep the sums in the workspace."""
-        return False
+        """Largest grid of stream-K, in whole clusters: as many CTAs as a common GPU of the architecture holds."""
+        return max_stream_k_ctas(ARCHS[self.spec.arch].number, self.spec.ctas_per_sm, self.spec.cluster.ctas)
 
     @property
     def streams(self) -> bool:
@@ -220,7 +215,7 @@ class Plan(ABC):
             "tile_n": tile.n,
             "splits": self.spec.schedule.splits,
             "persistent": self.persistent,
-            **({"max_ctas": self.max_ctas} if self.streams or self.sums_in_workspace else {}),
+            **({"max_ctas": self.max_ctas} if self.streams else {}),
         }
         cluster = [self.spec.cluster.ctas, 1, 1]
         return {"threads": self.threads, "smem_bytes": self.smem_bytes, "cluster": cluster, "grid": grid}

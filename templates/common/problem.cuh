@@ -16,8 +16,7 @@ namespace hgemm {
 // Split-K and stream-K need `workspace`, aligned to 16 bytes. It starts with `workspace_counters` counters of 4 bytes. They must
 // be zero at a launch, and are zero after it. So a workspace is filled with zeros once, and then serves any kernels and problems,
 // one after another. Partial accumulators follow: one tile's per tile, batch and split, or with stream-K two tiles' per CTA of
-// the grid. If whole tiles add k in parts and their sums do not fit into registers, one tile's per CTA of the grid come last. A launch
-// splits at most `workspace_counters` tiles of its batch.
+// the grid. A launch splits at most `workspace_counters` tiles of its batch.
 //
 // With Policy::pointer_arrays, a, b, c and d are arrays of addresses in device memory, one for each matrix of the batch, and their
 // batch strides are not used.

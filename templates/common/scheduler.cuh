@@ -71,7 +71,6 @@ struct Scheduler {
     return Policy::splits;
   }
   HGEMM_DEVICE uint32_t whole_tiles() const { return at_launch ? problem->whole_tiles : 0; }
-  HGEMM_DEVICE uint32_t partials() const { return items - whole_tiles(); }  // splits of all tiles that are split
 
   // Fetches this worker's next item; false if none is left. A worker that is not persistent gets one item.
   HGEMM_DEVICE bool next(Work& work) {

@@ -57,15 +57,6 @@ HGEMM_DEVICE Vec16B vec_of(Accumulators const& accumulators, int i, int j) {
   return {atoms::float_bits(accumulators.value(i, j, 0)), atoms::float_bits(accumulators.value(i, j, 1)),
           atoms::float_bits(accumulators.value(i, j, 2)), atoms::float_bits(accumulators.value(i, j, 3))};
 }
-HGEMM_DEVICE Vec16B vec_of(float const (&floats)[4]) {
-  return {atoms::float_bits(floats[0]), atoms::float_bits(floats[1]), atoms::float_bits(floats[2]), atoms::float_bits(floats[3])};
-}
-HGEMM_DEVICE void put_vec(float (&sum)[4], Vec16B vec) {
-  sum[0] = atoms::bits_float(vec.x);
-  sum[1] = atoms::bits_float(vec.y);
-  sum[2] = atoms::bits_float(vec.z);
-  sum[3] = atoms::bits_float(vec.w);
-}
 HGEMM_DEVICE void add_vec(float (&sum)[4], Vec16B vec) {
   sum[0] += atoms::bits_float(vec.x);
   sum[1] += atoms::bits_float(vec.y);
@@ -147,70 +138,6 @@ struct SplitK {
     for (int vec = first; vec < first + in_flight() && vec < mma_m * mma_n; ++vec) {
       add_vec(sums.floats[vec / mma_n][vec % mma_n], atoms::ld_global_l2(partial + vec * Threads::count));
     }
-  }
-};
-
-// ---- Sums of the parts of a tile that one CTA adds ----------------------------------------------------------------
-
-// The sums of all parts so far, in a slot of the workspace for each CTA, as (mma_m, mma_n, threads) vectors of 4 floats. A thread
-// reads only what it has written, so no barrier is needed. The slots follow the partial accumulators of tiles that are split.
-template <class Policy, class Accumulators, class Threads>
-struct SumsInWorkspace {
-  using Reduction = SplitK<Policy, Accumulators, Threads>;
-
-  static constexpr int vecs = Accumulators::mma_m * Accumulators::mma_n;  // of a thread
-  static constexpr int step = 8;  // vectors that a thread loads at once: more would spill
-
-  Vec16B* slot;  // this thread's first vector
-
-  // `partials` counts those that all CTAs together store of split tiles.
-  HGEMM_DEVICE SumsInWorkspace(Problem const& problem, uint64_t partials)
-      : slot(Reduction::partials_of(problem) + (partials + atoms::cta_x()) * Reduction::vecs) {}
-
-  HGEMM_DEVICE void store(Accumulators const& accumulators) const {  // of the first part
-    HGEMM_UNROLL
-    for (int v = 0; v < vecs; ++v) {
-      float sum[4] = {0.f, 0.f, 0.f, 0.f};
-      add_vec(sum, of(accumulators, v));
-      atoms::st_global(slot + v * Threads::count, vec_of(sum));
-    }
-  }
-
-  HGEMM_DEVICE void add(Accumulators const& accumulators) const {
-    HGEMM_UNROLL
-    for (int first = 0; first < vecs; first += step) {
-      Vec16B sums[step];
-      load(sums, first);
-      HGEMM_UNROLL
-      for (int v = 0; v < step && first + v < vecs; ++v) {
-        float sum[4];
-        put_vec(sum, sums[v]);
-        add_vec(sum, of(accumulators, first + v));
-        atoms::st_global(slot + (first + v) * Threads::count, vec_of(sum));
-      }
-    }
-  }
-
-  // Adds the sums of the parts before to those of the last part.
-  HGEMM_DEVICE void add_to(AccumulatorsF32<Accumulators>& last) const {
-    HGEMM_UNROLL
-    for (int first = 0; first < vecs; first += step) {
-      Vec16B sums[step];
-      load(sums, first);
-      HGEMM_UNROLL
-      for (int v = 0; v < step && first + v < vecs; ++v) {
-        add_vec(last.floats[(first + v) / Accumulators::mma_n][(first + v) % Accumulators::mma_n], sums[v]);
-      }
-    }
-  }
-
- private:
-  HGEMM_DEVICE static Vec16B of(Accumulators const& accumulators, int v) {
-    return vec_of(accumulators, v / Accumulators::mma_n, v % Accumulators::mma_n);
-  }
-  HGEMM_DEVICE void load(Vec16B (&sums)[step], int first) const {
-    HGEMM_UNROLL
-    for (int v = 0; v < step && first + v < vecs; ++v) sums[v] = atoms::ld_global_l2(slot + (first + v) * Threads::count);
   }
 };
 

@@ -26,12 +26,6 @@ HGEMM_DEVICE constexpr bool adds_parts() {
   if constexpr (is_at_launch<Policy>) return Policy::serial_parts;
   return false;
 }
-// Whether the sums of these parts are in the workspace, because the registers do not suffice for them.
-template <class Policy>
-HGEMM_DEVICE constexpr bool sums_in_workspace() {
-  if constexpr (is_at_launch<Policy>) return Policy::sums_in_workspace;
-  return false;
-}
 
 template <class Policy>
 inline constexpr int flags_of =
@@ -111,7 +105,6 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   using Place = ClusterPlace<Policy>;
   using InCluster = SplitKCluster<Policy, Accumulators, Threads, Epilogue<Policy>>;
   using Tiles = typename SchedulerOf<ClusterTile<Policy>>::Type;
-  using Sums = SumsInWorkspace<Policy, Accumulators, Threads>;
 
   static constexpr bool by_tma = Policy::copy == Copy::tma;
   static constexpr bool in_cluster = Policy::schedule == Schedule::split_k_cluster;
@@ -193,24 +186,14 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         // All parts use one copy of the mainloop. If there is only one, its accumulators are converted below: sums has lost
         // the sign of -0.
         parts = work.splits == 1 ? int(scheduler.splits()) : 1;
-        if constexpr (!sums_in_workspace<Policy>()) sums.clear();
+        sums.clear();
         HGEMM_NO_UNROLL
         for (int part = 0; part < parts; ++part) {
           Work split = work;
           split.split = uint32_t(part), split.splits = uint32_t(parts);
           accumulators.clear();
           mainloop.multiply(accumulators, m_offset, k_range(mine.k.count, split).count);
-          if constexpr (!sums_in_workspace<Policy>()) {
-            sums.add(accumulators);
-          } else {
-            if (part + 1 == parts) break;
-            Sums const slot(problem, scheduler.partials() * Place::size);
-            if (part == 0) {
-              slot.store(accumulators);
-            } else {
-              slot.add(accumulators);
-            }
-          }
+          sums.add(accumulators);
         }
       } else if constexpr (FirstInputs<Policy>::loads && !Policy::pingpong) {
         mainloop.multiply(accumulators, m_offset, mine.k.count, load_first);
@@ -224,12 +207,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         using Reduction = SplitK<Policy, Accumulators, Threads>;
         bool finishes = true;
         if (is_at_launch<Policy> && work.splits == 1) {
-          if constexpr (sums_in_workspace<Policy>()) {
-            sums.convert(accumulators);
-            if (parts > 1) Sums(problem, scheduler.partials() * Place::size).add_to(sums);
-          } else {
-            if (parts == 1) sums.convert(accumulators);
-          }
+          if (parts == 1) sums.convert(accumulators);
         } else {
           // With schedule split_k, the last splits are empty if there are fewer k-tiles than splits. With schedule launch, no
           // split is empty: the host passes at most as many splits as k-tiles. Kernels with schedule launch omit this branch,

@@ -102,7 +102,6 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "unroll_epilogue": unroll_epilogue(plan),
         **stream_k(plan),
         "serial_parts": spec.serial_parts,
-        "sums_in_workspace": plan.sums_in_workspace,
         "store": spec.store,
         "store_columns": plan.d.width,
         "epilogue_columns": plan.d.subtile_columns,

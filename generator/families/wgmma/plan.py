@@ -248,14 +248,8 @@ class WgmmaPlan(Plan):
         return self.tile.n // (4 if self.spec.acc == "f16" else 2) + INSTRUCTION
 
     @property
-    def sums_in_workspace(self) -> bool:
-        """Whether CTAs that add k in parts keep the sums in the workspace, because their registers do not suffice."""
-        return self.spec.serial_parts and _estimate(self) + self.float_accumulator_registers > self.max_registers
-
-    @property
     def needed_registers(self) -> int:
-        sums_in_registers = self.spec.serial_parts and not self.sums_in_workspace
-        return _estimate(self) + sums_in_registers * self.float_accumulator_registers
+        return _estimate(self)
 
     @property
     def max_registers(self) -> int:
@@ -407,6 +401,7 @@ def _estimate(plan: WgmmaPlan) -> int:
     narrow = NARROW + NARROW_AND_C * beta + NARROW_AND_BIAS * bias + NARROW_AND_REDUCTION * reduces
     terms = (
         plan.reduction_registers if reduces else plan.accumulator_registers,
+        plan.float_accumulator_registers * spec.serial_parts,
         BASE,
         SUBTILE_COLUMN * columns,
         REDUCTION * reduces,

@@ -292,6 +292,8 @@ def fewer_registers(plan: Plan) -> Iterator[Change]:
     """Fewer CTAs per SM, more consumers for the tile, no stream-K, then smaller tiles."""
     yield from fewer_ctas(plan)
     yield from sharing(plan, plan.tile)
+    if plan.spec.serial_parts:
+        yield {"serial_parts": "off"}
     if plan.streams:
         yield {"schedule": "persistent"}
     yield from smaller_cta_tiles(plan)
@@ -374,13 +376,9 @@ def splits(plan: Plan) -> str | None:
 @rule(lambda plan: [{"serial_parts": "off"}, {"schedule": LAUNCH}, {"schedule": LAUNCH, "form": "atoms"}])
 def serial_parts(plan: Plan) -> str | None:
     spec = plan.spec
-    if not spec.serial_parts:
+    if not spec.serial_parts or (spec.schedule.kind == LAUNCH and spec.form == "atoms"):
         return None
-    if spec.schedule.kind != LAUNCH or spec.form != "atoms":
-        return f"serial_parts is on with schedule {spec.schedule} and form {spec.form}; it requires schedule {LAUNCH} and form atoms"
-    if plan.sums_in_workspace and plan.pingpong:  # a CTA has one place in the workspace
-        return f"serial_parts is on with tile {spec.cta_tile}, whose sums need the workspace; this requires cooperative consumers"
-    return None
+    return f"serial_parts is on with schedule {spec.schedule} and form {spec.form}; it requires schedule {LAUNCH} and form atoms"
 
 
 def aligned_store(plan: Plan) -> list[Change]:

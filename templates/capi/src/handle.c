@@ -147,8 +147,7 @@ static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *p
   choice->symbol = row->symbol;
   choice->variant = (int32_t)selected.row;
   choice->jit = target->group_modes[row->group] == HGEMM_PTX_JIT;
-  choice->workspace_bytes = hgemm_workspace_bytes(row, &request.query, selected.whole_tiles,
-                                                  selected.tiles - selected.whole_tiles, selected.splits);
+  choice->workspace_bytes = hgemm_workspace_bytes(row, &request.query, selected.tiles - selected.whole_tiles, selected.splits);
   choice->splits = (int32_t)selected.splits;
   choice->whole_tiles = (int32_t)(selected.whole_tiles / (row->cluster_m * row->cluster_n));
   choice->raster_tiles = selected.raster_tiles;

@@ -25,7 +25,7 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t decides_splits, decides_raster; /* 1 if each launch decides them */
   uint32_t serial_parts;                   /* 1 if tiles that are not split add k in the parts of those that are */
   uint32_t partial_bytes;                  /* partial accumulators of a tile in a workspace; 0 if no launch needs one */
-  uint32_t max_ctas;                       /* largest grid of stream-K, or if sums are in the workspace; 0 for other kernels */
+  uint32_t max_ctas;                       /* largest grid of stream-K; 0 for kernels that have none */
   uint32_t panel_columns, reductions;      /* a workspace has a float for each reduction, row and panel of so many columns of B */
   uint32_t column_reductions;              /* and one for each reduction, column of D and panel of PANEL_ROWS rows */
   uint32_t parts;                          /* columns of B for a column of D: 2 for a gated pair */
@@ -205,10 +205,9 @@ uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);
 /* Tells whether a workspace has enough counters for the fixed splits of a row, or for the rows and columns of tiles that it reduces. */
 int hgemm_has_counters(hgemm_row const *row, hgemm_query const *q, uint64_t tiles);
 
-/* The counters that a launch uses, and its whole workspace, if `shared` CTA tiles of the batch are split in `splits`, and `whole`
- * others are not. */
+/* The counters that a launch uses, and its whole workspace, if `shared` CTA tiles of the batch are split in `splits`. */
 uint64_t hgemm_counter_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t shared, uint32_t splits);
-uint64_t hgemm_workspace_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t whole, uint64_t shared, uint32_t splits);
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t shared, uint32_t splits);
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------------ */
 

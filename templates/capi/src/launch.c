@@ -208,8 +208,7 @@ hgemm_status hgemm_load(hgemm_handle *handle, uint32_t row) {
 static uint64_t shared_tiles(hgemm_selected const *selected) { return selected->tiles - selected->whole_tiles; }
 
 static uint64_t workspace_of(hgemm_request const *request, hgemm_selected const *selected) {
-  return hgemm_workspace_bytes(&hgemm_rows[selected->row], &request->query, selected->whole_tiles, shared_tiles(selected),
-                               selected->splits);
+  return hgemm_workspace_bytes(&hgemm_rows[selected->row], &request->query, shared_tiles(selected), selected->splits);
 }
 
 /* Selects the kernel, and loads it unless it is loaded already. The handle's context must be current. */
@@ -222,9 +221,8 @@ static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *r
 /* Returns the grid. Stream-K distributes any number of tiles. */
 static uint32_t grid_of(hgemm_row const *row, hgemm_selected const *selected, uint32_t resident_ctas) {
   uint32_t const work = selected->whole_tiles + (uint32_t)(shared_tiles(selected) * selected->splits);
-  uint32_t resident = resident_ctas > row->cluster_ctas ? resident_ctas : row->cluster_ctas;
-  if (row->max_ctas > 0 && resident > row->max_ctas) resident = row->max_ctas;
-  if (row->max_ctas > 0 && !row->decides_splits) return resident;
+  uint32_t const resident = resident_ctas > row->cluster_ctas ? resident_ctas : row->cluster_ctas;
+  if (row->max_ctas > 0) return resident < row->max_ctas ? resident : row->max_ctas;
   return row->persistent && work > resident ? resident : work;
 }
 

@@ -163,14 +163,14 @@ int hgemm_has_counters(hgemm_row const *row, hgemm_query const *q, uint64_t tile
 uint64_t hgemm_counter_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t shared, uint32_t splits) {
   if (hgemm_reduces(row)) return COUNTER_BYTES * reduced_tiles(row, q);
   if (row->partial_bytes == 0) return 0;
-  if (row->max_ctas > 0 && !row->decides_splits) return COUNTER_BYTES * min64(shared, (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas);
+  if (row->max_ctas > 0) return COUNTER_BYTES * min64(shared, (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas);
   return splits > 1 ? COUNTER_BYTES * shared : 0;
 }
 
-uint64_t hgemm_workspace_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t whole, uint64_t shared, uint32_t splits) {
-  uint64_t places = row->decides_splits ? 0 : (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas;
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, hgemm_query const *q, uint64_t shared, uint32_t splits) {
+  uint64_t places = (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas;
   if (hgemm_reduces(row)) return (uint64_t)HGEMM_WORKSPACE_COUNTERS * COUNTER_BYTES + reduced_bytes(row, q);
-  if (splits > 1) places = shared * splits + min64(whole, row->max_ctas);
+  if (splits > 1) places = shared * splits;
   if (row->partial_bytes == 0 || places == 0) return 0;
   return (uint64_t)HGEMM_WORKSPACE_COUNTERS * COUNTER_BYTES + places * row->partial_bytes;
 }
@@ -208,7 +208,7 @@ static int supports(hgemm_target const *target, uint32_t index, hgemm_query cons
   if ((required & ~provided) != 0 || (required & REQUIRE_WHOLE_TILES && !hgemm_whole_tiles(row, q))) return 0;
   if (!hgemm_grid_tiles(row, q, tiles)) return 0;
   if (!(required & REQUIRE_WORKSPACE)) return 1;
-  return hgemm_has_counters(row, q, *tiles) && hgemm_workspace_bytes(row, q, 0, *tiles, row->splits) <= q->workspace_bytes;
+  return hgemm_has_counters(row, q, *tiles) && hgemm_workspace_bytes(row, q, *tiles, row->splits) <= q->workspace_bytes;
 }
 
 /* ---- Estimated time ---------------------------------------------------------------------------------------------------- */
@@ -295,8 +295,7 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   uint32_t const more = row->straddling_clocks * q->straddling / 2;
   int const shared = row->decides_splits && options.splits > 1 && tiles > options.whole_tiles;
   uint32_t const rest = (uint32_t)((tiles - options.whole_tiles) * options.splits);
-  uint32_t const sums = row->decides_splits && row->max_ctas > 0 ? 2 * (options.splits - 1) * row->partial_clocks : 0;
-  Work const whole = work_of(target, index, options.whole_tiles, k_tiles, more, sums);
+  Work const whole = work_of(target, index, options.whole_tiles, k_tiles, more, 0);
   Work const split = work_of(target, index, rest, ceil_div_1(k_tiles, options.splits), more, shared ? row->partial_clocks : 0);
   uint64_t const busy = whole.busy + split.busy, single = whole.single + split.single;
   uint64_t const sm = sm_clocks(target, index, min64(busy > single ? busy : single, COST_LIMIT), more,
@@ -327,7 +326,7 @@ static uint64_t best_options(hgemm_target const *target, uint32_t index, hgemm_q
     for (int i = 0; rest <= HGEMM_WORKSPACE_COUNTERS && i < SPLITS_COUNT && SPLITS[i] <= most; ++i) {
       Options const some = {SPLITS[i], tail ? full_waves : 0};
       uint64_t clocks;
-      if (hgemm_workspace_bytes(row, q, some.whole_tiles, rest, some.splits) > q->workspace_bytes) continue;
+      if (hgemm_workspace_bytes(row, q, rest, some.splits) > q->workspace_bytes) continue;
       clocks = launch_clocks(target, index, q, size, tiles, some, limit);
       if (clocks < best) best = clocks, *options = some;
     }
@@ -339,8 +338,7 @@ static uint64_t best_options(hgemm_target const *target, uint32_t index, hgemm_q
 static int has_workspace(hgemm_row const *row, hgemm_query const *q, uint64_t tiles, Options options) {
   uint64_t const shared = tiles - options.whole_tiles;
   if (options.splits == 1 || !row->decides_splits) return 1;
-  return shared <= HGEMM_WORKSPACE_COUNTERS &&
-         hgemm_workspace_bytes(row, q, options.whole_tiles, shared, options.splits) <= q->workspace_bytes;
+  return shared <= HGEMM_WORKSPACE_COUNTERS && hgemm_workspace_bytes(row, q, shared, options.splits) <= q->workspace_bytes;
 }
 
 enum { PART_PERCENT = 1, FEWEST_PERCENT = 5 }; /* invariance.py says why */
@@ -403,8 +401,7 @@ static int supports_in(hgemm_target const *target, uint32_t index, hgemm_query c
   if (!supports(target, index, q, provided, tiles)) return 0;
   if (order == NULL) return 1;
   if (!hgemm_has_order(row, q->k, order)) return 0;
-  if (has_workspace(row, q, *tiles, (Options){order->splits, 0})) return 1;
-  return row->serial_parts && has_workspace(row, q, *tiles, (Options){order->splits, (uint32_t)*tiles});
+  return row->serial_parts || has_workspace(row, q, *tiles, (Options){order->splits, 0});
 }
 
 static uint32_t alignment(int64_t extent) {
@@ -685,7 +682,7 @@ static int is_usable(hgemm_options const *options, hgemm_row const *row, hgemm_q
   if (!row->decides_splits) return options->splits == row->splits && whole == 0;
   return options->splits <= k_tiles && whole <= tiles &&
          (options->splits == 1 || tiles - whole <= HGEMM_WORKSPACE_COUNTERS) &&
-         hgemm_workspace_bytes(row, q, whole, tiles - whole, options->splits) <= q->workspace_bytes;
+         hgemm_workspace_bytes(row, q, tiles - whole, options->splits) <= q->workspace_bytes;
 }
 
 /* Returns the options that were measured for a row on the same tiles, or null. The exact problem comes first, then the one

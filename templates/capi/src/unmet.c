@@ -25,7 +25,7 @@ static uint32_t unmet_of(hgemm_target const *target, hgemm_row const *row, hgemm
   if (!hgemm_grid_tiles(row, q, tiles)) return unmet | 1U << FEWER_TILES;
   if (row->decides_splits) return unmet;
   if (!hgemm_has_counters(row, q, *tiles)) return unmet | 1U << (hgemm_reduces(row) ? FEWER_REDUCED : FEWER_SHARED);
-  return hgemm_workspace_bytes(row, q, 0, *tiles, row->splits) > q->workspace_bytes ? unmet | 1U << WORKSPACE : unmet;
+  return hgemm_workspace_bytes(row, q, *tiles, row->splits) > q->workspace_bytes ? unmet | 1U << WORKSPACE : unmet;
 }
 
 /* Counts the rows of the right kind and, if `order` is not null, of this accumulation order. */
@@ -45,7 +45,7 @@ static Unmet count(hgemm_target const *target, hgemm_query const *q, hgemm_order
       if (order != NULL && unmet == 0) unmet = 1U << WORKSPACE; /* of splits that the launch decides */
       for (uint32_t one = 0; one < REQUIREMENTS; ++one) all.counts[one] += unmet >> one & 1;
       if (unmet != 1U << WORKSPACE) continue;
-      needed = hgemm_workspace_bytes(&hgemm_rows[row], q, 0, tiles, splits);
+      needed = hgemm_workspace_bytes(&hgemm_rows[row], q, tiles, splits);
       if (needed < all.workspace_bytes) all.workspace_bytes = needed;
     }
   }
