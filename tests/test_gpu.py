@@ -254,6 +254,19 @@ def test_variants_that_load_by_tma_are_right(settings: Settings, layout: str) ->
         assert found.passed, found
 
 
+@pytest.mark.parametrize("dtype", ["f16", "tf32"])
+def test_variants_with_pointer_arrays_are_right(settings: Settings, dtype: str) -> None:
+    from hgemm.verification import verify
+
+    device = open_device()
+    arch = f"sm_{device.capability[0]}{device.capability[1]}"
+    texts = {"arch": arch, "tile": "64x64x32", "dtype": dtype, "pointer_arrays": "on"}
+    kernel = open_kernel(settings.library, made(texts, settings)[0].record.symbol)
+    for case in default_cases(kernel.traits, kernel.prepare().resident_ctas):
+        found = verify(kernel, case, device)
+        assert found.passed, found
+
+
 def test_a_graph_keeps_the_tensor_maps_that_it_was_captured_with(settings: Settings) -> None:
     torch = pytest.importorskip("torch")
     if open_device().capability != (9, 0):
