@@ -2,6 +2,7 @@
 
     CMAKE_ARGS="-DGGML_CUDA=on" pip install llama-cpp-python==0.3.36 gguf
     generate --arch sm_90a --dtype bf16 --out f32 --tile 64x128x64,128x128x64,128x256x64    # beside the catalog
+    generate --arch sm_90 --pointer-arrays on --dtype f16,tf32 --tile 64x64x32,128x128x32
     hgemm export --blas --to build/hgemm
     python examples/clients/llama_cpp_decode.py build/hgemm [--cublas FOLDER] [--json FILE]
 
