@@ -687,8 +687,8 @@ FIELDS = (
         _switch,
         ORDER,
         "ON/OFF",
-        "mma.sync: A, B, C and D of a batch by arrays of addresses in device memory.",
-        families=(_MMA_SYNC,),
+        "mma.sync and wgmma: A, B, C and D of a batch by arrays of addresses in device memory.",
+        families=(_MMA_SYNC, _WGMMA),
     ),
     Field("beta", _switch, EPILOGUE, "ON/OFF", "Add beta * C: on, off.", meaning="Add beta * C."),
     Field(

@@ -50,6 +50,7 @@ def traits_of(**texts: str) -> LaunchTraits:
         {"layout": "tt", "align": "1", "copy": "ldg_sts_unaligned", "stages": "1"},
         {"layout": "nn", "schedule": "launch", "bias": "launch", "raster": "launch"},
         {"schedule": "persistent", "dtype": "bf16", "out": "f32"},
+        {"arch": "sm_90a", "mma": "wgmma", "tile": "64x64x64", "layout": "tt", "stages": "3"},
     ],
     ids=lambda texts: "-".join(texts.values()),
 )
@@ -59,11 +60,15 @@ def test_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: Ho
     assert not [check.reason for check in proved.checks if not check.passed] and proved.proof["races"] == 0
 
 
-def test_mma_sync_is_the_family_that_has_them() -> None:
-    assert family_of(plan_of(arch="sm_90a", tile="64x64x32", pointer_arrays="on").spec).name == "mma_sync"
-    for texts, rule in (({"copy": "tma"}, "fixed_fields"), ({"form": "cute"}, "cute_form")):
-        (candidate,) = sweep([{"arch": "sm_90", "tile": "64x64x32", "pointer_arrays": "on", **texts}]).candidates
-        assert any("pointer_arrays" in violation.message for violation in candidate.broken), rule
+def test_threads_copy_to_and_from_addresses_that_only_the_gpu_knows() -> None:
+    """A tensor map is made before the launch. mma.sync is the default, and wgmma has another copy than its default."""
+    by_default = plan_of(arch="sm_90a", tile="64x64x64", pointer_arrays="on").spec
+    wgmma = plan_of(arch="sm_90a", tile="64x64x64", pointer_arrays="on", mma="wgmma").spec
+    assert family_of(by_default).name == "mma_sync" and (wgmma.copy, wgmma.store) == ("cp_async", "direct")
+    for texts in ({"copy": "tma"}, {"form": "cute"}, {"mma": "wgmma", "copy": "tma"}, {"mma": "wgmma", "store": "tma"}):
+        request = {"arch": "sm_90a", "tile": "64x64x64", "pointer_arrays": "on", **texts}
+        (candidate,) = sweep([request]).candidates
+        assert any("pointer_arrays" in violation.message for violation in candidate.broken), texts
 
 
 def test_other_kernels_keep_their_source() -> None:

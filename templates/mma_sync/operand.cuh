@@ -230,20 +230,29 @@ struct TileOperands {
     k_end = end < problem.k ? end : problem.k;
   }
 
-  HGEMM_DEVICE In const* a(int64_t matrix) const {
-    return matrix_of<Policy>(static_cast<In const*>(problem.a), matrix, problem.batch_stride_a, problem.k > 0);
+  // Written out, because a call would change the order of instructions for matrices with a stride.
+  HGEMM_DEVICE In const* a() const {
+    if constexpr (has_pointer_arrays<Policy>) {
+      return matrix_of<Policy>(static_cast<In const*>(problem.a), batch, 0, problem.k > 0);
+    } else {
+      return static_cast<In const*>(problem.a) + batch * problem.batch_stride_a;
+    }
   }
-  HGEMM_DEVICE In const* b(int64_t matrix) const {
-    return matrix_of<Policy>(static_cast<In const*>(problem.b), matrix, problem.batch_stride_b, problem.k > 0);
+  HGEMM_DEVICE In const* b() const {
+    if constexpr (has_pointer_arrays<Policy>) {
+      return matrix_of<Policy>(static_cast<In const*>(problem.b), batch, 0, problem.k > 0);
+    } else {
+      return static_cast<In const*>(problem.b) + batch * problem.batch_stride_b;
+    }
   }
 
   HGEMM_DEVICE CopyA copy_a() const {
     int const end = k_end - (!Policy::A::k_major && a_has_ends());
-    return CopyA(a(batch), problem.lda, m_first, problem.m, k_first, end, problem.k);
+    return CopyA(a(), problem.lda, m_first, problem.m, k_first, end, problem.k);
   }
   HGEMM_DEVICE CopyB copy_b() const {
     int const end = k_end - (!Policy::B::k_major && b_has_ends());
-    return CopyB(b(batch), problem.ldb, n_first, problem.n, k_first, end, problem.k);
+    return CopyB(b(), problem.ldb, n_first, problem.n, k_first, end, problem.k);
   }
 
   // Whether the last of these k-tiles is that of the matrix.
@@ -258,10 +267,12 @@ struct TileOperands {
     int const m = atoms::opaque(m_first), n = atoms::opaque(n_first);
     int64_t const matrix = atoms::opaque(batch);
     if (CopyA::has_ends(m, problem.m, problem.k)) {
-      CopyA::copy_ends(shared.a[stage], a(matrix), problem.lda, m, problem.m, problem.k);
+      In const* const a = matrix_of<Policy>(static_cast<In const*>(problem.a), matrix, problem.batch_stride_a, true);
+      CopyA::copy_ends(shared.a[stage], a, problem.lda, m, problem.m, problem.k);
     }
     if (CopyB::has_ends(n, problem.n, problem.k)) {
-      CopyB::copy_ends(shared.b[stage], b(matrix), problem.ldb, n, problem.n, problem.k);
+      In const* const b = matrix_of<Policy>(static_cast<In const*>(problem.b), matrix, problem.batch_stride_b, true);
+      CopyB::copy_ends(shared.b[stage], b, problem.ldb, n, problem.n, problem.k);
     }
   }
 };

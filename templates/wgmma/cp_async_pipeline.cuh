@@ -124,8 +124,8 @@ struct CpAsyncPipeline : TmaPipeline<Policy> {
 
   HGEMM_DEVICE void load(TensorMaps const&, Problem const& problem, int batch, int m_first, int n_first, int k_first,
                          int k_tiles) {
-    In const* const a = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a;
-    In const* const b = static_cast<In const*>(problem.b) + batch * problem.batch_stride_b;
+    In const* const a = matrix_of<Policy>(static_cast<In const*>(problem.a), batch, problem.batch_stride_a, problem.k > 0);
+    In const* const b = matrix_of<Policy>(static_cast<In const*>(problem.b), batch, problem.batch_stride_b, problem.k > 0);
     int const k = k_first * Policy::tile_k;
     CopyA copy_a(Policy::swap_ab ? b : a, Policy::swap_ab ? problem.ldb : problem.lda, m_first,
                  Policy::swap_ab ? problem.n : problem.m, k);

@@ -80,8 +80,21 @@ struct AccumulatorPairs {
     return BIAS == Bias::launch ? problem.bias_kind == uint32_t(kind) : BIAS == kind;
   }
 
+  // Elements of C and D. Written out, because a call would change the order of instructions for matrices with a stride.
   HGEMM_DEVICE Out const* c_at(Pair const& at, int batch) const {
-    return static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c + at.m * problem.ldc + at.n;
+    if constexpr (has_pointer_arrays<Policy>) {
+      bool const used = problem.beta != 0.f;
+      return matrix_of<Policy>(static_cast<Out const*>(problem.c), batch, 0, used) + at.m * problem.ldc + at.n;
+    } else {
+      return static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c + at.m * problem.ldc + at.n;
+    }
+  }
+  HGEMM_DEVICE Out* d_at(Pair const& at, int batch) const {
+    if constexpr (has_pointer_arrays<Policy>) {
+      return matrix_of<Policy>(static_cast<Out*>(problem.d), batch, 0, true) + at.m * problem.ldd + at.n;
+    } else {
+      return static_cast<Out*>(problem.d) + batch * problem.batch_stride_d + at.m * problem.ldd + at.n;
+    }
   }
   HGEMM_DEVICE int64_t c_step() const { return Policy::swap_ab ? problem.ldc : 1; }
 
@@ -438,7 +451,7 @@ struct AccumulatorPairs {
 
   HGEMM_DEVICE void store(Two const& two, Pair const& at, int batch) const {
     if (!at.first_inside) return;
-    Out* const to = static_cast<Out*>(problem.d) + batch * problem.batch_stride_d + at.m * problem.ldd + at.n;
+    Out* const to = d_at(at, batch);
     if (paired && at.second_inside) {
       Vec<Out, 2> const both = {{atoms::from_float<Out>(two.x), atoms::from_float<Out>(two.y)}};
       atoms::st_global(reinterpret_cast<Vec<Out, 2>*>(to), both);

@@ -84,14 +84,14 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
 
 
 def _copy(fields: Request) -> str:
-    """Return tma if the operands are aligned for it."""
+    """Return tma if the operands are aligned for it, and their addresses are known before the launch."""
     least = min(fields["align_a"] * DTYPE_BYTES[fields["dtype_a"]], fields["align_b"] * DTYPE_BYTES[fields["dtype_b"]])
-    return "tma" if least >= TMA_ALIGN_BYTES else "cp_async"
+    return "tma" if least >= TMA_ALIGN_BYTES and not fields.get("pointer_arrays") else "cp_async"
 
 
 def _stores_by_tma(fields: Request, swap_ab: bool) -> bool:
     size = DTYPE_BYTES[fields["dtype_d"]]
-    return fields["align_d"] * size >= 16 and not (swap_ab and size > 2)
+    return fields["align_d"] * size >= 16 and not (swap_ab and size > 2) and not fields.get("pointer_arrays")
 
 
 def _sharing(tile: Tile, schedule: Schedule) -> list[tuple[str, int]]:

@@ -102,6 +102,7 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "unroll_epilogue": unroll_epilogue(plan),
         **stream_k(plan),
         "serial_parts": spec.serial_parts,
+        "pointer_arrays": spec.pointer_arrays,
         "store": spec.store,
         "store_columns": plan.d.width,
         "epilogue_columns": plan.d.subtile_columns,

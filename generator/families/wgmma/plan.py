@@ -58,7 +58,6 @@ class WgmmaPlan(Plan):
             "store_spacing": 0,
             "prefetch": True,
             "smem_alloc": "dynamic",
-            "pointer_arrays": False,
         }
 
     @property

@@ -381,6 +381,22 @@ def serial_parts(plan: Plan) -> str | None:
     return f"serial_parts is on with schedule {spec.schedule} and form {spec.form}; it requires schedule {LAUNCH} and form atoms"
 
 
+BY_THREADS = {"form": "atoms", "copy": "cp_async", "store": "direct"}
+"""What reads and writes addresses that only the GPU knows. Tensor maps are made before a launch."""
+
+
+@rule(lambda plan: [{**BY_THREADS, "cluster": "1x1"}, {"pointer_arrays": "off"}])
+def pointer_arrays(plan: Plan) -> str | None:
+    strays = [
+        f"{name} is {getattr(plan.spec, name)}"
+        for name, value in BY_THREADS.items()
+        if getattr(plan.spec, name) != value
+    ]
+    if not plan.spec.pointer_arrays or not strays:
+        return None
+    return f"{', '.join(strays)}; pointer_arrays on requires form atoms, copy cp_async and store direct"
+
+
 def aligned_store(plan: Plan) -> list[Change]:
     """D stored by threads, else aligned to 16 bytes."""
     return [{"store": "direct"}, {"align_d": str(16 // DTYPE_BYTES[plan.spec.dtype_d])}]
