@@ -124,6 +124,24 @@ def test_stages_fill_shared_memory_and_nothing_goes_beyond_it(request_: dict) ->
     assert sum(parts) <= planned.smem_bytes < sum(parts) + 3 * 1024
 
 
+@pytest.mark.parametrize(
+    ("tile", "swap_ab", "fits"),
+    [
+        ("128x160x64", "off", True),
+        ("192x128x64", "on", True),
+        ("128x192x64", "off", True),
+        ("128x256x64", "off", False),
+    ],
+)
+def test_sums_of_parts_need_registers_beside_the_accumulators_but_not_beside_the_epilogue(
+    tile: str, swap_ab: str, fits: bool
+) -> None:
+    words = f"arch=90a cta_tile={tile} swap_ab={swap_ab} consumers=2 cooperation=cooperative schedule=launch raster=launch beta=on"
+    serial = plan(f"{words} serial_parts=on")
+    assert (violations(serial) == ()) is fits
+    assert serial.needed_registers > 2 * serial.accumulator_registers
+
+
 @settings(max_examples=200, deadline=None)
 @given(natural)
 def test_an_sm_has_the_registers_that_warpgroups_change_to(request_: dict) -> None:
