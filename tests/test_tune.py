@@ -50,7 +50,7 @@ from hgemm.selection import MEASURED
 from hgemm.selection_query import SelectionQuery, Target
 from hgemm.tuning import runner as hosts
 from hgemm.tuning.__main__ import command as module_command
-from hgemm.tuning.problem import FIRST_SAMPLES, Ranking, choose, decide, halve, is_undecided, parse_mix
+from hgemm.tuning.problem import ALIKE, FIRST_SAMPLES, Ranking, choose, decide, halve, is_undecided, parse_mix
 from hgemm.tuning.runner import PROTOCOL, Prebuilt, TunePlan, run, simplicity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -602,6 +602,29 @@ def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
         made.go.release()
     assert supply.ready([work]) == work and first not in made.made
     assert first in [kernel.traits.symbol for kernel in supply.kernels(work)]
+
+
+def test_half_of_the_candidates_are_variants_that_the_library_had(made: FakeMake) -> None:
+    work, plans = Work(4096, 4096, 4096), plans_for(Work(4096, 4096, 4096), ["sm_90a"], None)
+    slow = generating(made, [work]).ranking.best(work, len(plans))[-3:]
+    for symbol in slow:
+        record, files = make_record(symbol)
+        record.update(
+            planned_record(plans[symbol]), resources=resources_of(plans[symbol], plans[symbol].spec.ctas_per_sm)
+        )
+        made.library.publish(record, files)
+    supply = Generating(made.library, slow, Search([work], 4, ("sm_90a",), None, 1), H200, lambda text: None)
+    for _ in range(2):
+        made.go.release()
+    assert supply.ready([work]) == work
+    assert len([kernel for kernel in supply.kernels(work) if kernel.traits.symbol in slow]) >= 2
+    supply.close()
+
+
+def test_candidates_have_many_tiles(made: FakeMake) -> None:
+    supply = generating(made, [Work(4096, 4096, 4096)])
+    tiles = [symbol.split("_")[6] for symbol in supply.ranking.best(Work(600, 3072, 2048), 24)]
+    assert len(set(tiles)) >= 8 and max(map(tiles.count, tiles)) <= ALIKE
 
 
 @pytest.mark.parametrize("text", ["residual: Matrix; gelu(acc) + residual", "silu(gate) * up"])

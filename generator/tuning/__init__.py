@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -48,7 +48,7 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
     """
     query = SelectionQuery.dense(work.kind, work.extents)
     aligns = (query.align_a, query.align_b, query.align_d)
-    return plans_of(work.kind, aligns, tuple(archs), space, work.expression)
+    return plans_of(work.kind, aligns, tuple(archs), space, work.expression, wide=True)
 
 
 @cache
@@ -58,26 +58,32 @@ def plans_of(
     archs: tuple[str, ...],
     space: Path | None = None,
     expression: str = NONE,
+    wide: bool = False,
 ) -> dict[str, Plan]:
     """Return the legal plans of the tables for a kind of product, by symbol.
 
-    Fields: `aligns` are those of A, B and D in elements. `expression` is the text of the kind's expression.
+    Fields: `aligns` are those of A, B and D in elements. `expression` is the text of the kind's expression. `wide` adds many tiles
+        that only measurements can choose between.
     """
     requests: list[Texts] = []
     more = {} if expression == NONE else {"epilogue": expression}
     for arch in archs:
-        groups = read_spec_file(space or _table(kind, aligns, arch))
+        groups = [
+            group
+            for table in ([space] if space else _tables(kind, aligns, arch, wide))
+            for group in read_spec_file(table)
+        ]
         groups = groups if space else [_scaled_to_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
         requests += [over(group, {**_problem_fields(kind, aligns, arch), **more}) for group in groups]
     return {symbol_of(plan.spec): plan for plan in sweep(requests).plans}
 
 
-def _table(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Path:
-    """Return the table for operands with these alignments."""
+def _tables(kind: Kind, aligns: tuple[int, int, int], arch: str, wide: bool) -> list[Path]:
+    """Return the tables for operands with these alignments."""
     if ARCHS[arch].has_wgmma:
-        return FOLDER / "wgmma.toml"
+        return [FOLDER / "wgmma.toml", *([FOLDER / "wgmma_wide.toml"] if wide else [])]
     narrow = min(aligns[0] * DTYPES[kind.dtype_a].bytes, aligns[1] * DTYPES[kind.dtype_b].bytes) < ASYNC_BYTES
-    return FOLDER / ("unaligned.toml" if narrow else "mma_sync.toml")
+    return [FOLDER / ("unaligned.toml" if narrow else "mma_sync.toml")]
 
 
 def _scaled_to_bytes(group: Texts, size: int) -> Texts:
@@ -150,7 +156,7 @@ class Generating:
         traits = {symbol: LaunchTraits.of(record) for symbol, record in {**planned, **records}.items()}
         rows = {symbol: (kind_of(one), row_of(one, {**planned, **records}[symbol])) for symbol, one in traits.items()}
         self.ranking = Ranking(rows, target)
-        self._available, self._failed = set(records), set[str]()
+        self._own, self._available, self._failed = frozenset(records), set(records), set[str]()
         self._candidates: dict[str, list[str]] = {}
         self._changed = threading.Condition()
         self._error: Exception | None = None
@@ -175,8 +181,13 @@ class Generating:
         """Return the candidates. The choice uses all results so far, not only those at the start."""
         with self._changed:
             available = frozenset(self._available)
-        symbols = self.ranking.best(work, self._search.candidates, among=available)
-        return [open_kernel(self._library, symbol) for symbol in symbols]
+        return [open_kernel(self._library, symbol) for symbol in self._best(work, available)]
+
+    def _best(self, work: Work, among: Container[str] | None = None) -> list[str]:
+        """Return the candidates for a problem. Half of them are variants that the library had, whose estimates are often better."""
+        count = self._search.candidates
+        own = self.ranking.best(work, count // 2, among=self._own)
+        return list(dict.fromkeys([*own, *self.ranking.best(work, count, among)]))[:count]
 
     def close(self) -> None:
         """Stop building."""
@@ -187,7 +198,7 @@ class Generating:
     def _start(self, works: Sequence[Work]) -> None:
         if self._thread:
             return
-        self._candidates = {work.key: self.ranking.best(work, self._search.candidates) for work in works}
+        self._candidates = {work.key: self._best(work) for work in works}
         missing = [
             symbol for symbols in self._candidates.values() for symbol in symbols if symbol not in self._available
         ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -87,6 +88,8 @@ def is_undecided(times: Mapping[str, Sequence[float]], winner: str) -> bool:
 
 REMEASURED = 2
 """Number of best variants of earlier sessions that are measured again."""
+ALIKE = 3
+"""Number of variants with one tile, in different clusters, that come before the others."""
 
 
 class Ranking:
@@ -129,7 +132,8 @@ class Ranking:
         """Return at most `count` variants to measure for a problem, most promising first. `among` limits the choice.
 
         First come the earlier best variants. Then the lowest corrected and the lowest uncorrected estimates alternate.
-        Corrections come from problems nearby, which may mislead.
+        Corrections come from problems nearby, which may mislead. Variants of one tile have similar estimates, so only ALIKE of
+        them come early.
         """
         kind = work.kind
         query = SelectionQuery.dense(kind, work.extents)
@@ -146,7 +150,23 @@ class Ranking:
         by_estimate = sorted(estimates, key=estimates.__getitem__)
         by_both = sorted(corrected, key=corrected.__getitem__)
         mixed = [symbol for pair in zip_longest(by_both, by_estimate) for symbol in pair if symbol]
-        return list(dict.fromkeys([*(symbol for symbol in first if symbol in estimates), *mixed]))[:count]
+        return self._varied(dict.fromkeys([*(symbol for symbol in first if symbol in estimates), *mixed]))[:count]
+
+    def _varied(self, symbols: Iterable[str]) -> list[str]:
+        """Return the symbols in order, but last those whose tile and cluster, or whose tile ALIKE times, came before."""
+        seen: set[tuple[int, ...]] = set()
+        tiles: Counter[tuple[int, ...]] = Counter()
+        varied: list[str] = []
+        others: list[str] = []
+        for symbol in symbols:
+            row = self.rows[symbol][1]
+            tile = row.tile_m, row.tile_n, row.tile_k
+            shape = *tile, row.cluster_m, row.cluster_n, row.splits
+            is_new = shape not in seen and tiles[tile] < ALIKE
+            seen.add(shape)
+            tiles[tile] += is_new
+            (varied if is_new else others).append(symbol)
+        return varied + others
 
     def _corrected(self, query: SelectionQuery, estimates: Mapping[str, int]) -> dict[str, float]:
         near = nearest(query.point, self._learnt.get((query.kind, query.straddling > 0), {}).items())

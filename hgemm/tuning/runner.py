@@ -126,7 +126,7 @@ class TunePlan:
     library: Path
     protocol: Protocol = PROTOCOL
     mix: Mix = field(default_factory=lambda: DEFAULT_MIX)
-    candidates: int = 16
+    candidates: int = 24
     options: int = 4
     budget_s: float = float("inf")
     seed: int = 0
