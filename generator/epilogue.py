@@ -153,6 +153,7 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
         for at, one in enumerate(operands)
     ]
     loads = "".join(f" {one.name}_.load(at);" for one in operands)
+    takes = "".join(f" {one.name}_.take(loaded.{one.name}_, at);" for one in operands)
     matrices = sum(one.kind == "matrix" for one in operands)
     accumulators = "float acc, float up" if epilogue.gated else "float acc, float"
     lines = [f"      {_step(epilogue, at)}" for at in range(len(epilogue.nodes)) if epilogue.nodes[at].op not in _PLAIN]
@@ -169,6 +170,8 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
             *members,
             "      template <class Place>",
             f"      HGEMM_DEVICE void load(Place const& at) {{{loads} }}",
+            "      template <class Loaded, class Place>",
+            f"      HGEMM_DEVICE void take(Loaded const& loaded, Place const& at) {{{takes} }}",
             "    };",
             "",
             *_outputs(epilogue, dtype_d),

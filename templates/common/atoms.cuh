@@ -103,6 +103,11 @@ HGEMM_DEVICE void cp_async_wait() {
 // The value of the lane whose index differs in these bits.
 HGEMM_DEVICE uint32_t shuffle_xor(uint32_t value, int bits) { return __shfl_xor_sync(0xffffffff, value, bits); }
 HGEMM_DEVICE float shuffle_xor(float value, int bits) { return __shfl_xor_sync(0xffffffff, value, bits); }
+// The value of another lane.
+HGEMM_DEVICE uint32_t shuffle(uint32_t value, int lane) { return __shfl_sync(0xffffffff, value, lane); }
+HGEMM_DEVICE uint64_t shuffle(uint64_t value, int lane) {
+  return shuffle(uint32_t(value), lane) | uint64_t(shuffle(uint32_t(value >> 32), lane)) << 32;
+}
 
 // ---- Plain loads and stores ---------------------------------------------------------------------------------------
 

@@ -88,6 +88,8 @@ HGEMM_DEVICE float high_half(uint32_t pair) { return __half2float(__ushort_as_ha
 // |x|, 2^x and 1 / x. The last two are one instruction each, with a relative error of 2^-22 and 2^-23. Results below 2^-126
 // are 0.
 HGEMM_DEVICE float absolute(float value) { return fabsf(value); }
+// The value cut to 0 and 1; 0 for NaN.
+HGEMM_DEVICE float saturate(float value) { return __saturatef(value); }
 HGEMM_DEVICE float exp2_approx(float value) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));

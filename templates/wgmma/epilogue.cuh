@@ -23,6 +23,38 @@ struct BitsOf<4> {
   using Two = uint64_t;
 };
 
+// ---- Subtiles of D in shared memory -------------------------------------------------------------------------------
+
+// A subtile is (64, columns) of D. The TMA stores it in boxes (64, box_width); with swap_ab in one box (columns, 64).
+template <class Policy>
+struct StagedSubtile {
+  using Out = typename Policy::Out;
+
+  static constexpr bool by_tma = Policy::store == Store::tma;
+  static constexpr int columns = Policy::epilogue_columns;
+  static constexpr int tile_columns = Policy::tile_n / accumulators_of<Policy>;
+  static constexpr int last_columns = tile_columns - (tile_columns - 1) / columns * columns;  // of a tile's last subtile
+
+  // A box has rows of `box_width` elements along D's n: 128, 64, 32 or 16 bytes.
+  static constexpr int box_width = Policy::store_columns;
+  static constexpr int box_row_bytes = box_width * sizeof(Out);
+  static constexpr int box_bytes = (Policy::swap_ab ? columns : 64) * box_row_bytes;
+
+  static constexpr int groups = Policy::swap_ab || !by_tma ? columns / 8 : box_width / 8;  // of 8 columns in a box
+  // Groups finished at a time: two, unless a subtile may end after the first of them.
+  static constexpr int step = groups % 2 == 0 && last_columns % 16 == 0 ? 2 : 1;
+
+  // Byte offset of the 16-byte vector `along` of a box's row, as the TMA swizzles boxes of this width.
+  HGEMM_DEVICE static int offset(int row, int along) {
+    int const bytes = row * box_row_bytes + along * 16;
+    return bytes ^ (bytes >> 3 & (box_row_bytes - 16));
+  }
+  // Byte offset of a row of 8 columns: those of group j.
+  HGEMM_DEVICE static int of_group(int row, int j) { return j / groups * box_bytes + offset(row, j % groups); }
+};
+
+// ---- Inputs of the epilogue -----------------------------------------------------------------------------------------
+
 // Where pairs are in D, the loads of their C and bias, and their store from registers.
 template <class Policy>
 struct AccumulatorPairs {
@@ -199,8 +231,22 @@ struct AccumulatorPairs {
     Subtile const& subtile;
   };
 
+  // Where a lane takes the inputs of a subtile from those that its warp has loaded. `boxes` are those of the subtile of D: its warp
+  // may write its own 16 rows.
+  struct TakeAt {
+    int thread;
+    unsigned char* boxes;
+  };
+
+  // Whether a matrix of T is loaded in vectors. The boxes of D then turn them into a lane's pairs.
+  template <class T>
+  static constexpr bool in_vecs = StagedSubtile<Policy>::by_tma && !Policy::swap_ab && sizeof(Out) == 2 && sizeof(T) == 2 &&
+                                  Policy::align_d >= 8 && StagedSubtile<Policy>::step == 2 &&
+                                  256 % Policy::epilogue_columns == 0;
+
+  // What a lane loads of an input for a subtile, which may be elements of other lanes. `Of` is what it computes with.
   template <int COUNT>
-  struct OfSubtile {
+  struct LoadedOfSubtile {
     // A scalar, which is one number, or a row or a column along the rows of accumulators: of a lane's upper and lower row.
     template <AuxKind KIND, class T, int INDEX>
     struct Of {
@@ -224,19 +270,16 @@ struct AccumulatorPairs {
           }
         }
       }
-
-      HGEMM_DEVICE float number(int, int e) const {
-        return atoms::to_float(atoms::from_bits<T>(bits[is_scalar ? 0 : e / 2]));
-      }
     };
 
-    // A row or a column along the columns of accumulators: a lane's two of each group, in one load if the address allows it.
+    // A row or a column along the columns of accumulators: lane l loads the pair l of each 64 columns, in one load if the address
+    // allows it.
     template <class T, int INDEX>
     struct Of<Policy::swap_ab ? AuxKind::column : AuxKind::row, T, INDEX> {
       using One = typename BitsOf<sizeof(T)>::One;
       using Both = typename BitsOf<sizeof(T)>::Two;
 
-      Both words[COUNT];
+      Both words[(COUNT + 7) / 8];
 
       template <class Subtile>
       HGEMM_DEVICE void load(SubtileAt<Subtile> const& at) {
@@ -244,37 +287,28 @@ struct AccumulatorPairs {
         int const columns = at.pairs.columns();
         bool const in_pairs = reinterpret_cast<uint64_t>(first) % sizeof(Both) == 0;
         HGEMM_UNROLL
-        for (int j = 0; j < COUNT; ++j) {
-          if (!has<COUNT>(at.subtile, j)) continue;
-          int const column = at.pairs.column(at.subtile, j);
-          words[j] = 0;
-          if (in_pairs && column + 1 < columns) words[j] = atoms::ld_global(reinterpret_cast<Both const*>(first + column));
-        }
-        if (in_pairs && columns % 2 == 0) return;
-        HGEMM_UNROLL
-        for (int j = 0; j < COUNT; ++j) {  // a second loop, as for C
-          if (!has<COUNT>(at.subtile, j)) continue;
-          int const column = at.pairs.column(at.subtile, j);
-          if (in_pairs && column + 1 < columns) continue;
+        for (int i = 0; i < (COUNT + 7) / 8; ++i) {
+          int const column = at.subtile.column_first + i * 64 + at.pairs.thread % 32 * 2;
           One left = 0, right = 0;
-          if (column < columns) left = atoms::ld_global(first + column);
-          if (column + 1 < columns) right = atoms::ld_global(first + column + 1);
-          words[j] = left | Both(right) << 8 * sizeof(T);
+          words[i] = 0;
+          if (in_pairs && column + 1 < columns) {
+            words[i] = atoms::ld_global(reinterpret_cast<Both const*>(first + column));
+          } else {
+            if (column < columns) left = atoms::ld_global(first + column);
+            if (column + 1 < columns) right = atoms::ld_global(first + column + 1);
+            words[i] = left | Both(right) << 8 * sizeof(T);
+          }
         }
-      }
-
-      HGEMM_DEVICE float number(int j, int e) const {
-        return atoms::to_float(atoms::from_bits<T>(static_cast<One>(words[j] >> 8 * sizeof(T) * (e % 2))));
       }
     };
 
-    // A matrix: pairs, as those of C.
-    template <class T, int INDEX>
-    struct Of<AuxKind::matrix, T, INDEX> {
+    // A matrix: a lane's pairs, as those of C.
+    template <class T, int INDEX, bool IN_VECS = in_vecs<T>>
+    struct OfMatrix {
       using One = typename BitsOf<sizeof(T)>::One;
       using Both = typename BitsOf<sizeof(T)>::Two;
 
-      Both words[COUNT][2][paired ? 1 : 2];
+      Both words[COUNT][2][paired ? 1 : 2];  // (COUNT, upper and lower row)
 
       HGEMM_DEVICE static One const* place(Aux const& aux, Pair const& at, int batch) {
         return reinterpret_cast<One const*>(aux_first<T>(aux, batch) + at.m * aux.leading + at.n);
@@ -302,14 +336,135 @@ struct AccumulatorPairs {
         if (!paired || accumulators_of<Policy> > 1 || at.pairs.columns() % 2 == 0) return;
         int const last = at.pairs.columns() - 1;
         HGEMM_UNROLL
-        for (int half = 0; half < 2; ++half) {  // a second loop, as for C
+        for (int half = 0; half < 2; ++half) {
           int const row = at.pairs.row(at.subtile, half);
-          One const* const from = place(aux, {row, last, true, false}, at.subtile.batch);
+          if (row >= at.pairs.rows() || at.subtile.column_first > last) continue;
+          Both const alone = atoms::ld_global(place(aux, {row, last, true, false}, at.subtile.batch));
           HGEMM_UNROLL
           for (int j = 0; j < COUNT; ++j) {
-            if (!has<COUNT>(at.subtile, j)) continue;
-            bool const alone = row < at.pairs.rows() && at.pairs.column(at.subtile, j) == last;
-            if (alone) words[j][half][0] = atoms::ld_global(from);
+            if (at.pairs.column(at.subtile, j) == last) words[j][half][0] = alone;
+          }
+        }
+      }
+    };
+
+    // The same as vectors of 8 columns: those of a warp's 16 rows, row by row.
+    template <class T, int INDEX>
+    struct OfMatrix<T, INDEX, true> {
+      Vec16B vecs[COUNT / 2];
+
+      static constexpr int rows = 32 / COUNT;  // that a warp loads at a time
+
+      // A lane's first row of the subtile, and its group of 8 columns.
+      HGEMM_DEVICE static int row(int thread) { return thread / 32 * 16 + thread % 32 / COUNT; }
+      HGEMM_DEVICE static int group(int thread) { return thread % COUNT; }
+
+      template <class Subtile>
+      HGEMM_DEVICE void load(SubtileAt<Subtile> const& at) {
+        Aux const& aux = aux_of<Policy>(at.pairs.problem)[INDEX];
+        int const m = at.subtile.row_first + row(at.pairs.thread), j = group(at.pairs.thread);
+        int const n = at.subtile.column_first + j * 8, columns = at.pairs.columns();
+        T const* from = aux_first<T>(aux, at.subtile.batch) + m * aux.leading + n;
+        bool const whole = has<COUNT>(at.subtile, j) && n + 8 <= columns;
+        HGEMM_UNROLL
+        for (int i = 0; i < COUNT / 2; ++i) {
+          vecs[i] = {0, 0, 0, 0};
+          if (whole && m + i * rows < at.pairs.rows()) vecs[i] = atoms::ld_global(reinterpret_cast<Vec16B const*>(from));
+          from += rows * aux.leading;
+        }
+        // The columns of a gated pair are a multiple of 8.
+        if (accumulators_of<Policy> > 1 || !has<COUNT>(at.subtile, j) || n >= columns || whole) return;
+        HGEMM_NO_UNROLL
+        for (int i = 0; i < COUNT / 2 && m + i * rows < at.pairs.rows(); ++i) {
+          from = aux_first<T>(aux, at.subtile.batch) + (m + i * rows) * aux.leading + n;
+          Vec16B const last = beginning(reinterpret_cast<uint16_t const*>(from), columns - n);
+          HGEMM_UNROLL
+          for (int to = 0; to < COUNT / 2; ++to) {
+            if (to == i) vecs[to] = last;
+          }
+        }
+      }
+
+      // A vector of fewer than 8 elements.
+      HGEMM_DEVICE static Vec16B beginning(uint16_t const* from, int count) {
+        uint64_t low = 0, high = 0;
+        HGEMM_NO_UNROLL
+        for (int e = 0; e < count; ++e) {
+          uint64_t const bits = uint64_t(atoms::ld_global(from + e)) << 16 * (e % 4);
+          low |= e < 4 ? bits : 0;
+          high |= e < 4 ? 0 : bits;
+        }
+        return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
+      }
+    };
+    template <class T, int INDEX>
+    struct Of<AuxKind::matrix, T, INDEX> : OfMatrix<T, INDEX> {};
+  };
+
+  template <int COUNT>
+  struct OfSubtile {
+    using Loaded = LoadedOfSubtile<COUNT>;
+
+    template <AuxKind KIND, class T, int INDEX>
+    struct Of : Loaded::template Of<KIND, T, INDEX> {
+      using From = typename Loaded::template Of<KIND, T, INDEX>;
+
+      HGEMM_DEVICE void take(From const& loaded, TakeAt const&) { static_cast<From&>(*this) = loaded; }
+
+      HGEMM_DEVICE float number(int, int e) const {
+        return atoms::to_float(atoms::from_bits<T>(From::bits[From::is_scalar ? 0 : e / 2]));
+      }
+    };
+
+    template <class T, int INDEX>
+    struct Of<Policy::swap_ab ? AuxKind::column : AuxKind::row, T, INDEX> {
+      static constexpr AuxKind kind = Policy::swap_ab ? AuxKind::column : AuxKind::row;
+      using From = typename Loaded::template Of<kind, T, INDEX>;
+      using One = typename From::One;
+      using Both = typename From::Both;
+
+      Both words[COUNT];  // a lane's pair of each group
+
+      HGEMM_DEVICE void take(From const& loaded, TakeAt const& at) {
+        HGEMM_UNROLL
+        for (int j = 0; j < COUNT; ++j) words[j] = atoms::shuffle(loaded.words[j / 8], j % 8 * 4 + at.thread % 4);
+      }
+
+      HGEMM_DEVICE float number(int j, int e) const {
+        return atoms::to_float(atoms::from_bits<T>(static_cast<One>(words[j] >> 8 * sizeof(T) * (e % 2))));
+      }
+    };
+
+    template <class T, int INDEX>
+    struct Of<AuxKind::matrix, T, INDEX> {
+      using From = typename Loaded::template Of<AuxKind::matrix, T, INDEX>;
+      using One = typename BitsOf<sizeof(T)>::One;
+      using Both = typename BitsOf<sizeof(T)>::Two;
+
+      Both words[COUNT][2][paired ? 1 : 2];  // a lane's pairs: (COUNT, upper and lower row)
+
+      HGEMM_DEVICE void take(From const& loaded, TakeAt const& at) {
+        if constexpr (in_vecs<T>) {
+          using Boxes = StagedSubtile<Policy>;
+          if constexpr (matrices_of<Policy> > 1) atoms::warp_barrier();  // the pairs of another matrix have been read
+          HGEMM_UNROLL
+          for (int i = 0; i < COUNT / 2; ++i) {
+            int const to = Boxes::of_group(From::row(at.thread) + i * From::rows, From::group(at.thread));
+            atoms::st_shared(reinterpret_cast<Vec16B*>(at.boxes + to), loaded.vecs[i]);
+          }
+          atoms::warp_barrier();
+          int const row = at.thread / 32 * 16 + at.thread % 16, lane = at.thread % 32;
+          HGEMM_UNROLL
+          for (int j = 0; j < COUNT; j += 2) {
+            unsigned char const* const from = at.boxes + j / Boxes::groups * Boxes::box_bytes;
+            atoms::ldmatrix_x4<false>(from + Boxes::offset(row, j % Boxes::groups + lane / 16), words[j][0][0], words[j][1][0],
+                                      words[j + 1][0][0], words[j + 1][1][0]);
+          }
+        } else {
+          HGEMM_UNROLL
+          for (int i = 0; i < 2 * COUNT; ++i) {
+            HGEMM_UNROLL
+            for (int e = 0; e < (paired ? 1 : 2); ++e) words[i / 2][i % 2][e] = loaded.words[i / 2][i % 2][e];
           }
         }
       }
@@ -474,22 +629,14 @@ struct Epilogue {
 
   // ---- Sizes ------------------------------------------------------------------------------------------------------
 
-  static constexpr bool by_tma = Policy::store == Store::tma;
-  static constexpr int vec_elements = 16 / sizeof(Out);     // of a 16-byte vector
-  static constexpr int columns = Policy::epilogue_columns;  // of a subtile
-  static constexpr int parts = accumulators_of<Policy>;     // of an element of D: neighbouring groups of 8 columns
-  static constexpr int tile_columns = Policy::tile_n / parts;
+  using Boxes = StagedSubtile<Policy>;
+  static constexpr bool by_tma = Boxes::by_tma;
+  static constexpr int vec_elements = 16 / sizeof(Out);  // of a 16-byte vector
+  static constexpr int columns = Boxes::columns;         // of a subtile
+  static constexpr int parts = accumulators_of<Policy>;  // of an element of D: neighbouring groups of 8 columns
+  static constexpr int tile_columns = Boxes::tile_columns, last_columns = Boxes::last_columns;
   static constexpr int subtiles = (tile_columns + columns - 1) / columns;
-  static constexpr int last_columns = tile_columns - (subtiles - 1) * columns;
-
-  // A box that the TMA stores has rows of `box_width` elements along D's n: 128, 64, 32 or 16 bytes.
-  static constexpr int box_width = Policy::store_columns;
-  static constexpr int box_row_bytes = box_width * sizeof(Out);
-  static constexpr int box_bytes = (Policy::swap_ab ? columns : 64) * box_row_bytes;
-
-  static constexpr int groups = Policy::swap_ab || !by_tma ? columns / 8 : box_width / 8;  // of 8 columns in a box
-  // Groups finished at a time: two, unless a subtile may end after the first of them.
-  static constexpr int step = groups % 2 == 0 && last_columns % 16 == 0 ? 2 : 1;
+  static constexpr int box_width = Boxes::box_width, box_bytes = Boxes::box_bytes, groups = Boxes::groups, step = Boxes::step;
 
   static_assert(!by_tma || !Policy::swap_ab || (box_width == 64 && sizeof(Out) == 2 && last_columns == columns),
                 "with swap_ab a subtile is one box of 64 of n");
@@ -589,7 +736,9 @@ struct Epilogue {
     return false;
   }
 
-  // The inputs of the expression of a Policy for one subtile.
+  // The inputs of the expression of a Policy for one subtile, as they are loaded and as they are used.
+  template <class P>
+  using LoadedInputs = typename P::Expression::template Inputs<Pairs::template LoadedOfSubtile<columns / 8>::template Of>;
   template <class P>
   using SubtileInputs = typename P::Expression::template Inputs<Pairs::template OfSubtile<columns / 8>::template Of>;
 
@@ -606,7 +755,7 @@ struct Epilogue {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
     constexpr int count = Accumulators::mma_m * subtiles;
     if constexpr (loads_ahead<Policy>()) {  // the loads of a subtile overlap the arithmetic and the stores of the one before it
-      SubtileInputs<Policy> next{first...};
+      LoadedInputs<Policy> next{first...};
       if constexpr (sizeof...(first) == 0) load(next, 0, batch, row_first, column_first);
       HGEMM_NO_UNROLL
       for (int index = 0; index < count; ++index) {
@@ -656,7 +805,9 @@ struct Epilogue {
 
   template <bool PLAIN, Bias BIAS, bool REUSES_STAGES, class Subtile, class... Loaded>
   HGEMM_DEVICE void finish_subtile(Subtile const& subtile, bool adds_c, Loaded const&... loaded) {
-    float results[columns / 8][4];  // computed before the wait, so that the loads of C and bias overlap it
+    constexpr bool takes = matrices_of<Policy> > 0 && Pairs::template in_vecs<Out>;  // inputs through the boxes
+    if constexpr (takes) wait_for_boxes<REUSES_STAGES>();
+    float results[columns / 8][4];
     if (!PLAIN && adds_c) {
       combine<true, BIAS>(subtile, results, loaded...);
     } else {
@@ -664,10 +815,7 @@ struct Epilogue {
     }
     activate_all(subtile.count, results);
     unsigned char* const boxes = shared.subtile[consumer][stage];
-    if constexpr (by_tma && REUSES_STAGES) {
-      if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
-      atoms::named_barrier(1 + consumer, 128);  // the boxes may be written
-    }
+    if constexpr (!takes) wait_for_boxes<REUSES_STAGES>();  // so late that the loads of C and bias overlap it
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; j += step) {
       if (last_columns < columns && j >= subtile.count / 8) continue;
@@ -682,6 +830,15 @@ struct Epilogue {
         store_boxes(subtile, boxes);
       }
       stage = stage + 1 == Policy::epilogue_stages ? 0 : stage + 1;
+    }
+  }
+
+  // Waits until the boxes of the stage may be written.
+  template <bool REUSES_STAGES>
+  HGEMM_DEVICE void wait_for_boxes() const {
+    if constexpr (by_tma && REUSES_STAGES) {
+      if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
+      atoms::named_barrier(1 + consumer, 128);
     }
   }
 
@@ -700,9 +857,9 @@ struct Epilogue {
     if constexpr (sizeof...(loaded) > 0) {
       evaluate(subtile, results, loaded...);
     } else if constexpr (has_expression<Policy>) {
-      SubtileInputs<Policy> inputs;
-      inputs.load(typename Pairs::template SubtileAt<Subtile>{pairs, subtile});
-      evaluate(subtile, results, inputs);
+      LoadedInputs<Policy> loaded;
+      loaded.load(typename Pairs::template SubtileAt<Subtile>{pairs, subtile});
+      evaluate(subtile, results, loaded);
     } else {
       typename Pairs::template SubtileC<columns / 8> c;
       typename Pairs::template SubtileBias<columns / 8> bias;
@@ -723,8 +880,10 @@ struct Epilogue {
   }
 
   // The expression of a subtile, from its loaded inputs.
-  template <class Subtile, class Inputs>
-  HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4], Inputs const& inputs) {
+  template <class Subtile, class Loaded>
+  HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4], Loaded const& loaded) {
+    SubtileInputs<Policy> inputs;
+    inputs.take(loaded, typename Pairs::TakeAt{thread, shared.subtile[consumer][stage]});
     typename Policy::Expression::template Outputs<Pairs::template OutOfSubtile<columns / 8>::template Of> outputs;
     typename Pairs::template SubtileAt<Subtile> const at{pairs, subtile};
     HGEMM_UNROLL
@@ -787,12 +946,6 @@ struct Epilogue {
 
   // ---- By TMA -----------------------------------------------------------------------------------------------------
 
-  // Byte offset of the 16-byte vector `along` of a box's row, as the TMA swizzles boxes of this width.
-  HGEMM_DEVICE static int offset(int row, int along) {
-    int const bytes = row * box_row_bytes + along * 16;
-    return bytes ^ (bytes >> 3 & (box_row_bytes - 16));
-  }
-
   // Four 8x8 matrices, or two: lane l addresses a row of matrix l / 8.
   HGEMM_DEVICE void write_halves(Two const (&two)[2 * step], int j, unsigned char* boxes) const {
     int const warp = thread / 32, lane = thread % 32;
@@ -802,11 +955,11 @@ struct Epilogue {
     unsigned char* const box = boxes + (Policy::swap_ab ? 0 : j / groups * box_bytes);
     int const in_box = j % groups;
     if constexpr (Policy::swap_ab) {
-      void* const to = box + offset((in_box + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+      void* const to = box + Boxes::offset((in_box + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2);
       if constexpr (step == 2) atoms::stmatrix_x4<true>(to, r[0], r[1], r[2], r[3]);
       if constexpr (step == 1) atoms::stmatrix_x2<true>(to, r[0], r[1]);
     } else {
-      void* const to = box + offset(warp * 16 + lane % 16, in_box + (step == 2 ? lane / 16 : 0));
+      void* const to = box + Boxes::offset(warp * 16 + lane % 16, in_box + (step == 2 ? lane / 16 : 0));
       if constexpr (step == 2) atoms::stmatrix_x4<false>(to, r[0], r[1], r[2], r[3]);
       if constexpr (step == 1) atoms::stmatrix_x2<false>(to, r[0], r[1]);
     }
@@ -815,7 +968,7 @@ struct Epilogue {
   HGEMM_DEVICE void write_floats(Two const& two, int j, int half, unsigned char* boxes) const {
     int const row = thread / 32 * 16 + thread % 32 / 4 + half * 8, column = j * 8 + thread % 4 * 2;
     unsigned char* const box = boxes + column / box_width * box_bytes;
-    unsigned char* const to = box + offset(row, column % box_width / 4) + column % 4 * 4;
+    unsigned char* const to = box + Boxes::offset(row, column % box_width / 4) + column % 4 * 4;
     atoms::st_shared(reinterpret_cast<Vec8B*>(to), Vec8B{atoms::float_bits(two.x), atoms::float_bits(two.y)});
   }
 
@@ -848,7 +1001,7 @@ struct Epilogue {
       if (m >= problem.m || n >= columns_of_d<Policy>(problem)) continue;
       unsigned char const* const box = boxes + along * vec_elements / box_width * box_bytes;
       auto const from =
-          reinterpret_cast<Vec<Out, vec_elements> const*>(box + offset(row, along % (box_width / vec_elements)));
+          reinterpret_cast<Vec<Out, vec_elements> const*>(box + Boxes::offset(row, along % (box_width / vec_elements)));
       Vec<Out, vec_elements> const whole = atoms::ld_shared(from);
       Out* const to = d + m * problem.ldd + n;
       if (n + vec_elements <= columns_of_d<Policy>(problem)) {

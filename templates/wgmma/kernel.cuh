@@ -73,7 +73,7 @@ struct FirstInputs {
 template <class Policy>
 struct FirstInputs<Policy, true> {
   static constexpr bool loads = true;
-  using Type = typename Epilogue<Policy>::template SubtileInputs<Policy>;
+  using Type = typename Epilogue<Policy>::template LoadedInputs<Policy>;
 };
 
 // The tile and the k-tiles of one CTA. Its cluster's work determines them.
