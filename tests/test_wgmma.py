@@ -389,6 +389,12 @@ BROKEN = [
     ),
     ("arch=90a mma=wgmma form=dsl", "form", "form is dsl", {"form": "cute"}),
     (
+        "arch=90a mma=wgmma pointer_arrays=on copy=tma store=tma",
+        "pointer_arrays",
+        "copy is tma, store is tma; pointer_arrays on requires form atoms, copy cp_async and store direct",
+        {"copy": "cp_async", "store": "direct"},
+    ),
+    (
         "arch=90a form=cute schedule=split_k:2",
         "cute_schedule",
         "form cute requires persistent, because one CTA computes a whole tile",
