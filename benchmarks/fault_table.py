@@ -1968,7 +1968,7 @@ AUDIT = (
     # ---- The epilogue of wgmma
     _audit(
         "C with D's leading dimension, wgmma",
-        At("AccumulatorPairs::c_at", "problem.ldc").replace("problem.ldd"),
+        At("AccumulatorPairs::c_at", "problem.ldc", occurrence=2).replace("problem.ldd"),
         AUDIT_90,
     ),
     _audit(
