@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import generator.ptx
 from generator.errors import BuildError, HgemmError, first_error
@@ -46,8 +47,8 @@ ORDERS = ("round_robin", "ahead_low", "ahead_high", "any_order")
 """Which warp runs next: the values of enum hgemm_order."""
 READABLE, WRITABLE, WRITE_ONCE, INITIALISED, PADDING_READABLE, MATRIX_READABLE = 1, 2, 4, 8, 16, 32
 TENSOR_MAP_MAGIC = 0x70616D74
-_EMULATED, _TOO_LONG = 0, 2
-_REPORT_BYTES = 1 << 20
+_EMULATED, TOO_LONG = 0, 2
+REPORT_BYTES = 1 << 20
 
 
 class _Region(ctypes.Structure):
@@ -186,16 +187,21 @@ class Report:
     """
 
     findings: tuple[Finding, ...]
-    sites: tuple[Site, ...]
+    counts: tuple[dict[str, Any], ...]
     counters: dict[str, int]
     predicates: tuple[int, ...] = ()
+
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """Return the costs of each source line, which are seldom needed."""
+        return tuple(Site(**site) for site in self.counts)
 
     @classmethod
     def of_json(cls, document: dict) -> Report:
         """Read the JSON document of the executor."""
         return cls(
             tuple(Finding(**finding) for finding in document["findings"]),
-            tuple(Site(**site) for site in document["sites"]),
+            tuple(document["sites"]),
             dict(document["counters"]),
             tuple(map(int, document["predicates"])),
         )
@@ -206,12 +212,12 @@ class Executable:
 
     def __init__(self, path: Path, ptx: str = "") -> None:
         self._ptx = ptx
-        self._emulate = ctypes.CDLL(str(path)).hgemm_emulate
-        self._emulate.argtypes = [ctypes.POINTER(_Emulation), ctypes.c_char_p, ctypes.c_size_t]
+        self._function = ctypes.CDLL(str(path)).hgemm_emulate
+        self._function.argtypes = [ctypes.POINTER(_Emulation), ctypes.c_char_p, ctypes.c_size_t]
 
     @cached_property
     def _text(self) -> ctypes.Array[ctypes.c_char]:
-        return ctypes.create_string_buffer(_REPORT_BYTES)
+        return ctypes.create_string_buffer(REPORT_BYTES)
 
     def run(self, launch: Launch, adversary: Adversary) -> Report:
         """Run one launch. Raises DeviceError if the executor rejects it."""
@@ -239,14 +245,18 @@ class Executable:
             parameter_bytes=ctypes.cast(sizes, ctypes.POINTER(ctypes.c_uint64)),
             regions=regions,
         )
-        text = self._text  # made once, because zeroing it takes as long as a small launch
-        status = self._emulate(ctypes.byref(request), text, _REPORT_BYTES)
-        if status == _TOO_LONG:
-            raise DeviceError(f"the report of the executor exceeds {_REPORT_BYTES} B")
-        document = json.loads(text.value.decode(errors="replace"))
+        status, document = self._emulate(request)
         if status != _EMULATED:
             raise DeviceError(f"the executor rejects the launch: {document.get('error', f'status {status}')}")
         return self._quoted(Report.of_json(document))
+
+    def _emulate(self, request: _Emulation) -> tuple[int, dict]:
+        """Return the status of a launch, and the report."""
+        text = self._text  # made once, because zeroing it takes as long as a small launch
+        status = self._function(ctypes.byref(request), text, REPORT_BYTES)
+        if status == TOO_LONG:
+            raise DeviceError(f"the report of the executor exceeds {REPORT_BYTES} B")
+        return status, json.loads(text.value.decode(errors="replace"))
 
     def _quoted(self, report: Report) -> Report:
         """Return a report whose findings quote the instruction of their PTX line."""
@@ -498,6 +508,8 @@ class HostToolchain:
     flags: tuple[str, ...] = ()
     level: str = "-Og"
     """It makes code as fast as -O1 in half the time, because NVCC has optimized the PTX already."""
+    known_includes: dict[str, Mapping[str, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The hashes of the templates that files include, by file, as far as they are known: see `includes_of_file`."""
 
     def executable(self, symbol: str, ptx: str, rebuild: bool = False, twin: tuple[str, str] | None = None) -> Path:
         """Return the shared object of a kernel's PTX, translated to C++, from the cache unless `rebuild` is set.
@@ -544,19 +556,19 @@ class HostToolchain:
 
     def version(self) -> str:
         """Return a short hash of the executor and of the translation of PTX."""
-        files = {**includes_of_file(EXECUTOR, self.templates), **includes_of_file(PTX, self.templates)}
+        files = {**self._includes(EXECUTOR), **self._includes(PTX)}
         files |= {path.name: _hash(path.read_bytes()) for path in _TRANSLATION}
         return _hash(json.dumps(files, sort_keys=True).encode())[:16]
 
-    def _includes(self, name: str) -> dict[str, str]:
+    def _includes(self, name: str) -> Mapping[str, str]:
         """Return `includes_of_file`, read once: a proof needs it for each object."""
-        if name not in self._known_includes:
-            self._known_includes[name] = includes_of_file(name, self.templates)
-        return self._known_includes[name]
+        if name not in self.known_includes:
+            self.known_includes[name] = includes_of_file(name, self.templates)
+        return self.known_includes[name]
 
-    @cached_property
-    def _known_includes(self) -> dict[str, dict[str, str]]:
-        return {}
+    def includes(self) -> dict[str, Mapping[str, str]]:
+        """Return what `known_includes` has once all objects are built."""
+        return {name: self._includes(name) for name in (EXECUTOR, RUNNER, ORDERED_SUM, PTX)}
 
     def _path(self, name: str) -> str:
         return str(self.templates / name)

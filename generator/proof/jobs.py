@@ -64,6 +64,7 @@ class ProofRequest:
     flags: tuple[str, ...] = ()
     level: str = HostToolchain.level
     linker: tuple[str, ...] = ()
+    includes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     twins: Sequence[Mapping[str, Any]] = ()
     """Kernels that differ only in numbers (see generator.proof.twins): the symbol, PTX, record and `mma_per_k_tile` of each."""
 
@@ -90,6 +91,7 @@ def request_of(
         flags=host_toolchain.flags,
         level=host_toolchain.level,
         linker=host_toolchain.compiler.linker,
+        includes=host_toolchain.includes(),
     )
 
 
@@ -235,6 +237,7 @@ def check_here(request: ProofRequest) -> CheckOutcome:
     host_toolchain = HostToolchain(
         compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level
     )
+    host_toolchain.known_includes.update(request.includes)
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
     subject, *twins = (Subject(**one) for one in (_kernel_of(request), *request.twins))
     proved = prove(subject, host_toolchain, shapes, request.seed, twins)
@@ -291,6 +294,7 @@ def prove_texts(
     Kernels that differ only in name and architecture share one run. With `twins`, kernels that differ only in numbers share the
     cases that do not depend on them: all but the first one run those of numbers.
     """
+    host_toolchain.includes()  # read once, for all processes
     prove = partial(_prove_twins, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
     with ProcessPoolExecutor(jobs, initializer=_keep_freed_memory) as pool:
         executor = pool.submit(host_toolchain.executor)  # takes some seconds, beside the first kernels

@@ -19,9 +19,10 @@ from collections import defaultdict
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from generator.isolated import NEUTRAL_FOLDER
-from generator.proof.executor import Executable, Finding, Site
+from generator.proof.executor import REPORT_BYTES, TOO_LONG, Executable, Finding, Site
 from generator.ptx.translate import FUNCTION
 from hgemm.errors import DeviceError
 
@@ -98,7 +99,6 @@ def arena() -> Arena:
 
 MAX_RESIDENT_BYTES = 1 << 30
 """A process that uses more memory is killed. Proofs of the catalog use less than a tenth."""
-_MAX_REPORT_BYTES = 1 << 20
 _POLL_S = 0.05
 _HEAD, _ANSWER = struct.Struct("<QQ"), struct.Struct("<QiI")
 _PAGE_BYTES = mmap.PAGESIZE
@@ -145,9 +145,8 @@ class SandboxedExecutable(Executable):
         if hasattr(self, "_process"):
             self.close()
 
-    def _emulate(self, reference, text: ctypes.Array, capacity: int) -> int:
-        """Send a request, and copy the report to `text`. The signature is that of hgemm_emulate."""
-        request = reference._obj
+    def _emulate(self, request: Any) -> tuple[int, dict]:
+        """Send a request, and return the status and the report, which is well formed."""
         count, regions = request.parameter_count, [request.regions[i] for i in range(request.region_count)]
         sizes = [request.parameter_bytes[i] for i in range(count)]
         parameters = [ctypes.string_at(request.parameters[i], size) for i, size in enumerate(sizes)]
@@ -155,15 +154,15 @@ class SandboxedExecutable(Executable):
         counts = struct.pack(f"<{count + len(names)}Q", *sizes, *map(len, names))
         body = b"".join([bytes(request), counts, *map(bytes, regions), *parameters, *names])
         status, report = self._ask(body)
-        if len(report) >= capacity:
-            raise DeviceError(f"the report of the executor exceeds {capacity} B")
+        if status == TOO_LONG or len(report) >= REPORT_BYTES:
+            raise DeviceError(f"the report of the executor exceeds {REPORT_BYTES} B")
         try:
-            require_well_formed(json.loads(report))
+            document = json.loads(report)
+            require_well_formed(document)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             self.close()
             raise DeviceError(f"the process of the kernel answers with nonsense ({error})") from error
-        text.value = report
-        return status
+        return status, document
 
     def _ask(self, body: bytes) -> tuple[int, bytes]:
         """Send a request and return the status and the text of the answer. Raises: DeviceError if the process ends."""
@@ -173,7 +172,7 @@ class SandboxedExecutable(Executable):
         except OSError:
             raise DeviceError(self._end()) from None
         known, status, size = _ANSWER.unpack(self._received(_ANSWER.size))
-        if known != nonce or size > _MAX_REPORT_BYTES:
+        if known != nonce or size > REPORT_BYTES:
             self.close()
             raise DeviceError("the process of the kernel answers out of turn")
         return status, self._received(size)

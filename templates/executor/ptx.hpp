@@ -8,8 +8,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include <type_traits>
-
 #include <executor/kernel.hpp>
 #include <executor/numbers.hpp>
 #include <executor/operation.hpp>
@@ -365,14 +363,12 @@ inline uint16_t finite(uint16_t half) {
   return (half & 0x7fff) == Half::infinity() ? uint16_t(half - 1) : half;
 }
 // An operation on numbers of 16 bits, or on the two halves of words.
-template <class Half, class Operation, class... Word>
-inline auto halves(Operation operation, Word... words) {
-  using Result = std::common_type_t<Word...>;
-  uint32_t result = narrow<Half>(operation(double(Half::widen(uint16_t(words)))...));
-  if (sizeof(Result) == 4) {
-    result |= uint32_t(narrow<Half>(operation(double(Half::widen(uint16_t(uint32_t(words) >> 16)))...))) << 16;
-  }
-  return Result(result);
+template <class Half, class Operation, class Word, class... Others>
+inline Word halves(Operation operation, Word word, Others... others) {
+  auto of = [&](auto half) { return uint32_t(narrow<Half>(operation(half(word), half(others)...))); };
+  uint32_t result = of([](uint32_t one) { return double(Half::widen(uint16_t(one))); });
+  if (sizeof(Word) == 4) result |= of([](uint32_t one) { return double(Half::widen(uint16_t(one >> 16))); }) << 16;
+  return Word(result);
 }
 inline uint32_t pair_of(uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; }
 
