@@ -48,6 +48,7 @@ TILES = (
     {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "1x2", "raster": "column"},
     {"tile": "128x192x64", "cooperation": "cooperative", "cluster": "1x1"},
 )
+PARTS = ("layers", "mlp", "gallery")
 GALLERY_TILE = {"tile": "128x256x64", "cooperation": "cooperative", "cluster": "2x1"}
 GALLERY = (
     *("scaled", "addmm", "dequantized", "rms_norm", "swiglu", "gelu_grad"),
@@ -337,14 +338,14 @@ def gallery(kernels: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
 
 def measured(kernels: Mapping[str, list[Any]], args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row, and the part that it belongs to."""
-    if args.part in (None, "gallery"):
+    if "gallery" in args.part:
         yield from (("gallery", row) for row in gallery(kernels))
-    for m in args.tokens:
-        for name in args.layers if args.part in (None, "layers") else ():
+    for m in args.tokens:  # torch.compile reuses for the layers of a size what it has tuned for its MLPs
+        for name in MLPS if "mlp" in args.part else ():
+            yield "mlp", time_mlp(kernels, name, m, args.compiled)
+        for name in args.layers if "layers" in args.part else ():
             text = SWIGLU if name == "gate_up" else LINEAR
             yield "layers", time_layer(kernels, name, text, m, args.compiled)
-        for name in MLPS if args.part in (None, "mlp") else ():  # torch.compile reuses what it has tuned for the layers
-            yield "mlp", time_mlp(kernels, name, m, args.compiled)
 
 
 def main() -> None:
@@ -353,7 +354,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="of measurements; the rest of the problems is skipped"
     )
-    parser.add_argument("--part", choices=["layers", "mlp", "gallery"], help="measure this part only")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="measure these parts only")
     parser.add_argument("--compiled", action="store_true", help="measure layers and MLPs beside torch.compile, too")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="sizes of layers and MLPs")
     parser.add_argument("--layers", nargs="+", choices=[*LAYERS], default=[*LAYERS])
@@ -370,9 +371,7 @@ def main() -> None:
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "layers": [],
-        "mlp": [],
-        "gallery": [],
+        **{part: [] for part in PARTS},
     }
     rows = measured(kernels, args)
     while time.monotonic() < end and (timed_row := next(rows, None)):
