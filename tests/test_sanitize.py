@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import hgemm
 
+from generator.build.compile import compile_text
 from generator.errors import RequestError
 from generator.proof.executor import HostToolchain
 from generator.ptx.parser import parse
@@ -263,3 +264,26 @@ def test_the_first_launch_file_is_complete_and_is_not_overwritten(tmp_path, caps
     assert written == launch_file(path, parse(MIRROR).kernel(), parse(MIRROR))
     status, _, err = hgemm(capsys, "sanitize", path, "--init")
     assert status == 2 and "exists: remove it" in err
+
+
+STRUCT = """
+struct Rows { float const* x; float* y; int count; float scale; };
+extern "C" __global__ void scaled(Rows rows) {
+  if (threadIdx.x < rows.count) rows.y[threadIdx.x] = rows.scale * rows.x[threadIdx.x];
+}
+"""
+
+
+def test_the_first_launch_file_has_the_fields_of_a_struct(tmp_path):
+    path, text = tmp_path / "scaled.ptx", compile_text(STRUCT, "scaled.cu", "compute_80").rstrip(b"\0").decode()
+    module = parse(text)
+    file = tmp_path / "scaled.toml"
+    file.write_text(launch_file(path, module.kernel(), module))
+    (found,) = read_description(file, module).parameters
+    assert found.size_bytes == 24
+    assert [(at, type(one).__name__, getattr(one, "type", "")) for at, one in found.fields] == [
+        (0, "Pointer", ""),
+        (8, "Pointer", ""),
+        (16, "Scalar", "u32"),
+        (20, "Scalar", "f32"),
+    ]

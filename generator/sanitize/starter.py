@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from generator.ptx.parser import Address, Instruction, Kernel, Module, Register, Symbol, Variable
+from generator.ptx.parser import (
+    Address,
+    Instruction,
+    Kernel,
+    Module,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+    bits_of_type,
+)
 from generator.sanitize.description import DTYPE_BYTES, INITS, MAP_BYTES, ROLES, has_dynamic_smem, static_smem_bytes
 
 _HEAD = """# How `hgemm sanitize {ptx}` launches the kernel. Sizes come from the PTX; the lines with CHANGE are guesses.
@@ -43,9 +53,17 @@ def _lines(kernel: Kernel, module: Module) -> Iterator[str]:
     yield ""
     yield "parameters = ["
     buffers, maps = [], []
-    pointers = _pointers(kernel)
+    types, addresses = _loads(kernel)
     for at, one in enumerate(kernel.parameters):
-        yield f"    {_parameter(at, one, one.pointer or one.name in pointers, buffers, maps)}"
+        fields = {offset: kind for (name, offset), kind in sorted(types.items()) if name == one.name}
+        pointers = {offset for name, offset in addresses if name == one.name}
+        if one.type.endswith("[]") and fields and not _is_map(one):
+            yield f"    {{ struct_bytes = {one.size_bytes}, fields = [  # what the kernel loads; other bytes are 0"
+            for offset, kind in fields.items():
+                yield f"        {{ at = {offset}, {_simple(f'{at}_{offset}', kind, offset in pointers, buffers)}"
+            yield "    ] },"
+        else:
+            yield f"    {_parameter(at, one, one.pointer or 0 in pointers, buffers, maps)}"
     yield "]"
     for name in (*buffers, *(f"buffer_of_{one}" for one in maps)):
         yield from ("", f"[buffers.{name}]", *_BUFFER)
@@ -79,33 +97,53 @@ _REFERENCE = (
 
 def _parameter(at: int, one: Variable, pointer: bool, buffers: list[str], maps: list[str]) -> str:
     """Return the entry of a parameter, and note the buffer or tensor map that it needs."""
-    if one.size_bytes == MAP_BYTES and one.align >= _MAP_ALIGN:
+    if _is_map(one):
         maps.append(f"map{at}")
         return f'{{ tensor_map = "map{at}" }},          # a tensor map, or a struct of {MAP_BYTES} bytes'
     if one.type.endswith("[]"):
         return f'{{ struct_bytes = {one.size_bytes}, fields = [{{ at = 0, type = "s32", value = 0 }}] }},  # CHANGE'
+    return "{ " + _simple(str(at), one.type, pointer, buffers)
+
+
+def _simple(name: str, kind: str, pointer: bool, buffers: list[str]) -> str:
+    """Return the rest of the entry of a pointer or a number, and note the buffer that it needs."""
     if pointer:
-        buffers.append(f"p{at}")
-        return f'{{ buffer = "p{at}" }},'
-    kind = one.type.replace("b", "u") if one.type.startswith("b") else one.type
+        buffers.append(f"p{name}")
+        return f'buffer = "p{name}" }},'
+    kind = kind.replace("b", "u") if kind.startswith("b") else kind
     value = "1.0" if kind.startswith("f") else "128"
-    return f'{{ type = "{kind}", value = {value} }},  # CHANGE'
+    return f'type = "{kind}", value = {value} }},  # CHANGE'
 
 
-def _pointers(kernel: Kernel) -> set[str]:
-    """Return the parameters that the kernel uses as addresses: directly, or after cvta.to."""
-    loaded: dict[str, str] = {}
-    found = set()
+def _is_map(one: Variable) -> bool:
+    return one.size_bytes == MAP_BYTES and one.align >= _MAP_ALIGN
+
+
+Place = tuple[str, int]
+"""A parameter, and an offset in it."""
+
+
+def _loads(kernel: Kernel) -> tuple[dict[Place, str], set[Place]]:
+    """Return the type of each part of a parameter that the kernel loads, and those that it uses as addresses: directly, or
+    after cvta.to."""
+    types: dict[Place, str] = {}
+    loaded: dict[str, Place] = {}
+    addresses = set()
     for one in kernel.body:
         if not isinstance(one, Instruction):
             continue
         target, source = (*one.operands, None, None)[:2]
-        if one.opcode.startswith("ld.param") and isinstance(target, Register):
+        if one.opcode.startswith("ld.param"):
             if isinstance(source, Address) and isinstance(source.base, Symbol):
-                loaded[target.name] = source.base.name
+                kind = one.opcode.rpartition(".")[2]
+                for i, register in enumerate(target.parts if isinstance(target, Vector) else (target,)):
+                    place = source.base.name, source.offset + i * bits_of_type(kind) // 8
+                    types[place] = kind
+                    if isinstance(register, Register):
+                        loaded[register.name] = place
         elif one.opcode.startswith("cvta.to.global") and isinstance(source, Register):
-            found.add(loaded.get(source.name, ""))
+            addresses.add(loaded.get(source.name))
         else:
             bases = [each.base for each in one.operands if isinstance(each, Address)]
-            found.update(loaded.get(base.name, "") for base in bases if isinstance(base, Register))
-    return found - {""}
+            addresses.update(loaded.get(base.name) for base in bases if isinstance(base, Register))
+    return types, {place for place in addresses if place}
