@@ -298,6 +298,11 @@ LEAST_K_TILE = 0.65
 
 A kernel that was mostly measured on few k-tiles got 0.36 of it. It was then selected for long k, where it is slow.
 """
+MANY, LEAST_SHARE = 100, 0.1
+"""A kernel that was measured on fewer than MANY problems computes at most as fast as the fastest LEAST_SHARE of its group's others.
+
+Such kernels were measured on small problems. Without this bound, one with 12 of them was selected for the largest products.
+"""
 FAR, LEAST_WEIGHT, SOFT = 0.5, 0.03, 0.1
 """A launch this much slower than the best of its problem has the least weight. Errors above SOFT count linearly."""
 STEPS, LONGEST_STEP, DIFFERENCE = 10, 0.3, 0.02
@@ -374,7 +379,26 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
     shared, groups, spanned, _, own = found
     k_tile = TERMS.index("k_tile")
     own[:, k_tile] = np.maximum(own[:, k_tile], groups[:, k_tile] + np.log(LEAST_K_TILE))
+    own[:, k_tile] = np.maximum(own[:, k_tile], _least_k_tile(launches, named, own[:, k_tile]))
     return Fitted(np.exp(shared[0]), np.exp(groups), np.exp(spanned - groups), np.exp(own))
+
+
+def _least_k_tile(launches: Launches, named: Mapping[KernelKey, Row], own: np.ndarray) -> np.ndarray:
+    """Return the least logarithms of the factors of k-tiles. Shapes: own (row,); (row,).
+
+    They limit the multiply-adds a clock of kernels that were measured on fewer than MANY problems.
+    """
+    rows = [*named.values()]
+    per_add = np.log([row.k_tile_clocks / (row.tile_m * row.tile_n * row.tile_k) for row in rows])
+    count = int(launches.at.max()) + 1
+    problems = np.bincount(np.unique(launches.row * count + launches.at) // count, minlength=len(rows))
+    groups = np.array([group_of(words) for words, _ in named])
+    least = np.full(len(rows), -np.inf)
+    for group in dict.fromkeys(groups):
+        few, many = ((groups == group) & chosen for chosen in (problems < MANY, problems >= MANY))
+        if many.any():
+            least[few] = np.quantile((own + per_add)[many], LEAST_SHARE) - per_add[few]
+    return least
 
 
 ANCHOR_ROWS, ANCHOR_LOSS = 64, 0.1

@@ -233,6 +233,28 @@ def test_the_fit_finds_the_factor_of_a_kernel() -> None:
     assert fitting.losses(launches, [*rows.values()], None).max() > 0.05
 
 
+def test_a_kernel_of_few_problems_is_not_faster_than_others_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few problems say that its k-tiles take half the time. That need not hold for larger ones."""
+    rows = dict([*space().items()][:2])
+    assert len({group_of(words) for words, _ in rows}) == 1
+    known, few = rows.values()
+    faster = replace(few, k_tile_clocks=few.k_tile_clocks // 2, single_k_tile_clocks=few.single_k_tile_clocks // 2)
+    document = times_by(dict(zip(rows, [replace(one, calibration=OF_KERNEL) for one in (known, faster)], strict=True)))
+    for problem in document["problems"][3:]:
+        problem[5] = [time for time in problem[5] if time[0] == 0]
+    launches = fitting.launches_of(document, rows)
+
+    def clocks_by_add() -> list[float]:
+        own = fitting.fitted(launches, rows).own[:, TERMS.index("k_tile")]
+        return [one.k_tile_clocks * factor / (one.tile_m * one.tile_n) for one, factor in zip(rows.values(), own)]
+
+    of_known, of_few = clocks_by_add()
+    assert of_few < 0.95 * of_known
+    monkeypatch.setattr(fitting, "MANY", len(EXTENTS))
+    of_known, of_few = clocks_by_add()
+    assert of_few == pytest.approx(of_known)
+
+
 def test_measurements_are_reduced_to_what_determines_time() -> None:
     spec = record()["spec"]
     document = {
