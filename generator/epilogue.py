@@ -96,7 +96,7 @@ def _function(path: Path, name: str) -> Any:
 def _offered(module: Any) -> str:
     """Return a hint with the functions that a module defines itself."""
     own = [name for name, one in vars(module).items() if inspect.isfunction(one) and one.__module__ == module.__name__]
-    return f": it has {', '.join(own[:8])}" if own else ""
+    return f"; its functions are {', '.join(own[:8])}{', ...' * (len(own) > 8)}" if own else ""
 
 
 # ==== To C++ ====

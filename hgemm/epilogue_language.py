@@ -385,6 +385,12 @@ def trace(function: Callable[..., Any]) -> Epilogue:
                 values.append(Value("up"))
                 continue
             check_name(parameter.name)
+            if parameter.default is not parameter.empty:
+                raise EpilogueError(f"`{parameter.name}` has a default, which no call uses: remove it")
+            if parameter.name in PAIR and parameter.annotation is parameter.empty:
+                raise EpilogueError(
+                    f"`{parameter.name}` is an accumulator of a gated pair: the first two arguments are gate and up, without acc"
+                )
             annotation = None if parameter.annotation is parameter.empty else parameter.annotation
             found = type_of(parameter.name, annotation)
             values.append(Value("input", given=Input(parameter.name, found.kind, found.dtype)))
@@ -626,8 +632,10 @@ class _Text:
                 self.names[name] = Value(("acc", "up")[PAIR.index(name)])
                 return self.names[name]
             if name not in USUAL:
+                near = closest_words(name, [*USUAL, *self.names], 1)
+                hint = f"did you mean {near[0]}? Else " if near else ""
                 raise EpilogueError(
-                    f"`{name}` has no type; write '{name}: Matrix; ...' (or Row, Column, Scalar) before the formula"
+                    f"`{name}` has no type; {hint}write '{name}: Matrix; ...' (or Row, Column, Scalar) before the formula"
                 )
             self._declare(name, USUAL[name])
         return self.names[name]

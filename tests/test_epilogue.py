@@ -93,6 +93,7 @@ ILLEGAL = [
     ("relu(acc", "is not an expression"),
     ("residual: Matrix; y = acc + residual", "has no result"),
     ("acc + scale", "`scale` has no type; write 'scale: Matrix; ...'"),
+    ("acc + bais", "`bais` has no type; did you mean bias? Else write"),
     ("bias", "does not depend on the accumulator"),
     ("acc < 1", "the result is a condition"),
     ("where(acc, 1, 2)", "must be a comparison"),
@@ -194,6 +195,8 @@ def with_python_type(
         (with_python_type, 2, "`float` is not a type"),
         (lambda: 1, 0, "the first argument is the accumulator"),
         (lambda acc, *rest: acc, 0, "no fixed number of inputs"),
+        (lambda acc, bias=None: acc + bias, 0, "`bias` has a default"),
+        (lambda up, gate: gate * up, 0, "the first two arguments are gate and up"),
         (lambda acc: None, 0, "returns nothing"),
         (lambda acc: acc + "1", 0, "str '1' is not a value"),
         (lambda acc: sys.exit(0), 0, "SystemExit: 0"),
@@ -232,7 +235,7 @@ def test_a_file_names_a_function(tmp_path: Path) -> None:
     assert parse_epilogue(first) == epilogue_of("relu(acc + bias)") and second == "relu(acc)"
     for text, message in (
         ("no.py:f", "does not exist"),
-        ("my_epilogues.py:g", "has no function g: it has shifted"),
+        ("my_epilogues.py:g", "has no function g; its functions are shifted"),
         ("my_epilogues.py", "write my_epilogues.py:FUNCTION"),
     ):
         with pytest.raises(RequestError, match=message):
