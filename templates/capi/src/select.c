@@ -285,7 +285,7 @@ static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t b
   return busiest > average ? busiest - (busiest - average) / 2 : busiest;
 }
 
-enum { ROUND_WAITS = 3 }; /* dispatch_table.py says why */
+enum { ROUND_WAITS = 3, SERIAL_PART_CLOCKS = 400 }; /* dispatch_table.py says why */
 
 /* Returns the estimate. If it cannot be below the limit, returns any number that is not. */
 static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
@@ -295,7 +295,8 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   uint32_t const more = row->straddling_clocks * q->straddling / 2;
   int const shared = row->decides_splits && options.splits > 1 && tiles > options.whole_tiles;
   uint32_t const rest = (uint32_t)((tiles - options.whole_tiles) * options.splits);
-  Work const whole = work_of(target, index, options.whole_tiles, k_tiles, more, 0);
+  uint32_t const added_parts = row->serial_parts ? (options.splits - 1) * SERIAL_PART_CLOCKS : 0;
+  Work const whole = work_of(target, index, options.whole_tiles, k_tiles, more, added_parts);
   Work const split = work_of(target, index, rest, ceil_div_1(k_tiles, options.splits), more, shared ? row->partial_clocks : 0);
   uint64_t const busy = whole.busy + split.busy, single = whole.single + split.single;
   uint64_t const sm = sm_clocks(target, index, min64(busy > single ? busy : single, COST_LIMIT), more,
