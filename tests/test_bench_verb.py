@@ -243,7 +243,7 @@ def test_recorded_results_include_the_state_that_selection_uses_first(folder: Pa
     ("arguments", "message"),
     [
         ([], "no problems given: use --suite public"),
-        (["--suite", "nothing"], "no suite 'nothing': use a file, or one of public"),
+        (["--suite", "nothing"], "no file and no suite 'nothing': use a file, or one of public"),
         (["--suite", ROOT / "pyproject.toml"], "cannot be read (JSONDecodeError"),
         (["--suite", ROOT / "benchmarks" / "data" / "ablation_h200.json"], "is not a list of problems or groups"),
         (["--suite", "public", "--group", "cubes"], "no group 'cubes' in the suite: it has square, rectangular"),

@@ -406,7 +406,7 @@ _PROBLEMS = (
         "--epilogue",
         default="",
         metavar="EPILOGUE",
-        help="Measure the kernels of this epilogue: a formula or FILE.py:FUNCTION, as for `generate`.",
+        help="Measure the kernels of this epilogue: a formula. The verbs of `hgemm` take FILE.py:FUNCTION, too.",
     ),
 )
 

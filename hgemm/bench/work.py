@@ -222,7 +222,7 @@ def read_suite(name: str, groups: str = "") -> list[Work]:
             checked(work) for at, entry in enumerate(entries) for work in _parsed(entry, f"suite {name}, entry {at}")
         ]
     except FileNotFoundError:
-        raise RequestError(f"no suite {name!a}: use a file, or one of {', '.join(names())}") from None
+        raise RequestError(f"no file and no suite {name!a}: use a file, or one of {', '.join(names())}") from None
     except OSError as error:
         raise RequestError(f"suite {name} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
