@@ -51,8 +51,8 @@ class KOrder:
     is_cublas: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
-        parts = "unsplit" if self.splits == 1 else f"k in {self.splits} parts"
-        return f"order_{self.order:08x}, {parts}"
+        unsplit = f"order_{self.order:08x}"
+        return f"{unsplit}, k unsplit" if self.splits == 1 else f"k in {self.splits} parts, each in {unsplit}"
 
 
 def order_of(row: Row, k: int, splits: int) -> KOrder | None:
