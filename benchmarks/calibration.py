@@ -298,8 +298,8 @@ LEAST_K_TILE = 0.65
 
 A kernel that was mostly measured on few k-tiles got 0.36 of it. It was then selected for long k, where it is slow.
 """
-MANY, LEAST_SHARE = 100, 0.1
-"""A kernel that was measured on fewer than MANY problems computes at most as fast as the fastest LEAST_SHARE of its group's others.
+MIN_PROBLEMS, FASTEST_SHARE = 100, 0.1
+"""A kernel that was measured on fewer than MIN_PROBLEMS is limited to the rate that FASTEST_SHARE of its group's others reach.
 
 Such kernels were measured on small problems. Without this bound, one with 12 of them was selected for the largest products.
 """
@@ -386,7 +386,7 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
 def _least_k_tile(launches: Launches, named: Mapping[KernelKey, Row], own: np.ndarray) -> np.ndarray:
     """Return the least logarithms of the factors of k-tiles. Shapes: own (row,); (row,).
 
-    They limit the multiply-adds a clock of kernels that were measured on fewer than MANY problems.
+    They limit the multiply-adds a clock of kernels that were measured on fewer than MIN_PROBLEMS.
     """
     rows = [*named.values()]
     per_add = np.log([row.k_tile_clocks / (row.tile_m * row.tile_n * row.tile_k) for row in rows])
@@ -395,9 +395,9 @@ def _least_k_tile(launches: Launches, named: Mapping[KernelKey, Row], own: np.nd
     groups = np.array([group_of(words) for words, _ in named])
     least = np.full(len(rows), -np.inf)
     for group in dict.fromkeys(groups):
-        few, many = ((groups == group) & chosen for chosen in (problems < MANY, problems >= MANY))
+        few, many = ((groups == group) & chosen for chosen in (problems < MIN_PROBLEMS, problems >= MIN_PROBLEMS))
         if many.any():
-            least[few] = np.quantile((own + per_add)[many], LEAST_SHARE) - per_add[few]
+            least[few] = np.quantile((own + per_add)[many], FASTEST_SHARE) - per_add[few]
     return least
 
 

@@ -250,7 +250,7 @@ def test_a_kernel_of_few_problems_is_not_faster_than_others_of_its_group(monkeyp
 
     of_known, of_few = clocks_by_add()
     assert of_few < 0.95 * of_known
-    monkeypatch.setattr(fitting, "MANY", len(EXTENTS))
+    monkeypatch.setattr(fitting, "MIN_PROBLEMS", len(EXTENTS))
     of_known, of_few = clocks_by_add()
     assert of_few == pytest.approx(of_known)
 

@@ -35,6 +35,7 @@ from generator.tuning import Generating, Search, archs_of, planned_record, plans
 from hgemm.bench.contenders import query_of, symbol_of
 from hgemm.bench.measure import MEMORY, Race, without_memory
 from hgemm.bench.protocol import geometric_mean
+from hgemm.bench.runner import problem_of
 from hgemm.bench.work import Work, read_kernels
 from hgemm.device import open_device
 from hgemm.dispatch_table import kind_of, row_of
@@ -623,7 +624,7 @@ def test_half_of_the_candidates_are_variants_that_the_library_had(made: FakeMake
 
 def test_candidates_have_many_tiles(made: FakeMake) -> None:
     supply = generating(made, [Work(4096, 4096, 4096)])
-    tiles = [symbol.split("_")[6] for symbol in supply.ranking.best(Work(600, 3072, 2048), 24)]
+    tiles = [tile_of(symbol) for symbol in supply.ranking.best(Work(600, 3072, 2048), 24)]
     assert len(set(tiles)) >= 8 and max(map(tiles.count, tiles)) <= ALIKE
 
 
@@ -792,6 +793,23 @@ def test_of_few_candidates_the_best_are_among_those_that_near_problems_speak_for
         known = {symbol: times_us[symbol] for symbol in chosen}
         ranked.learn(problem, known, sorted(known, key=known.__getitem__))
     assert geometric_mean(found) > 0.99
+
+
+def test_two_that_were_best_before_stay_first_if_they_have_one_tile(made: FakeMake) -> None:
+    work = Work(600, 3072, 2048)
+    ranked = generating(made, [work]).ranking
+    every = ranked.best(work, 100_000)
+    alike = next(
+        its
+        for tile in dict.fromkeys(map(tile_of, every))
+        if len(its := [one for one in every if tile_of(one) == tile]) > 4
+    )
+    ranked.learn(problem_of(work), dict.fromkeys(alike[-2:], 1.0), alike[-2:])
+    assert ranked.best(work, 4)[:2] == alike[-2:]
+
+
+def tile_of(symbol: str) -> str:
+    return symbol.split("_")[6]
 
 
 def test_what_was_best_before_is_measured_again_and_what_is_not_there_is_not() -> None:

@@ -426,9 +426,9 @@ _TUNE_HELP = """Find the fastest variant for each problem by measuring, and reco
 
 From then on, the library and its exports select by these measurements.
 
-Candidates are variants of the library, and specs of search tables that it lacks: nearly all tiles on sm_90a. `hgemm tune` ranks
-them by the cost model, and by the model corrected with measurements of nearby problems. Half of the candidates of a problem are
-variants that the library had. Worker processes build missing variants while the GPU measures.
+Candidates are variants of the library, and specs of search tables that are not built yet: nearly all tiles on sm_90a. `hgemm tune`
+ranks them by the cost model, and by the model corrected with measurements of nearby problems. At least half of the candidates are
+variants that the library had before this run, if it has so many. Worker processes build missing variants while the GPU measures.
 
 A variant that leaves options to the launch, such as the splits of k, is screened with several (--options). The best ones are
 stored with its time, and launches take them.

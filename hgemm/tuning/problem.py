@@ -89,7 +89,7 @@ def is_undecided(times: Mapping[str, Sequence[float]], winner: str) -> bool:
 REMEASURED = 2
 """Number of best variants of earlier sessions that are measured again."""
 ALIKE = 3
-"""Number of variants with one tile, in different clusters, that come before the others."""
+"""Number of variants with one tile that come before the others."""
 
 
 class Ranking:
@@ -150,10 +150,11 @@ class Ranking:
         by_estimate = sorted(estimates, key=estimates.__getitem__)
         by_both = sorted(corrected, key=corrected.__getitem__)
         mixed = [symbol for pair in zip_longest(by_both, by_estimate) for symbol in pair if symbol]
-        return self._varied(dict.fromkeys([*(symbol for symbol in first if symbol in estimates), *mixed]))[:count]
+        known = [symbol for symbol in first if symbol in estimates]
+        return list(dict.fromkeys([*known, *self._varied(dict.fromkeys(mixed))]))[:count]
 
     def _varied(self, symbols: Iterable[str]) -> list[str]:
-        """Return the symbols in order, but last those whose tile and cluster, or whose tile ALIKE times, came before."""
+        """Return the symbols in order, but repeats of a tile and cluster with equal clocks, and of a tile after ALIKE, last."""
         seen: set[tuple[int, ...]] = set()
         tiles: Counter[tuple[int, ...]] = Counter()
         varied: list[str] = []
@@ -161,7 +162,7 @@ class Ranking:
         for symbol in symbols:
             row = self.rows[symbol][1]
             tile = row.tile_m, row.tile_n, row.tile_k
-            shape = *tile, row.cluster_m, row.cluster_n, row.splits
+            shape = *tile, row.cluster_m, row.cluster_n, row.splits, row.k_tile_clocks, row.tile_clocks
             is_new = shape not in seen and tiles[tile] < ALIKE
             seen.add(shape)
             tiles[tile] += is_new
