@@ -366,7 +366,6 @@ CLAIMING_FIELDS = (
     "cooperation",
     "swap_ab",
     "serial_parts",
-    "pointer_arrays",
     "copy",
     "form",
 )

@@ -26,7 +26,6 @@ CLAIMS = {
     "store_spacing": lambda spacing: True,
     "prefetch": lambda prefetch: not prefetch,
     "smem_alloc": lambda alloc: alloc == "static",
-    "pointer_arrays": lambda arrays: arrays,
     "copy": lambda copy: copy in ("cp_async", *REGISTER_COPIES),
     "form": lambda form: form == "dsl",
 }
