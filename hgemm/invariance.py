@@ -23,10 +23,9 @@ ROWS_MIX = tuple(1 << power for power in range(14))
 """The rows for which orders are compared: the powers of 2 from 1 to 8192. Each counts as much as the others."""
 SCORE_ONE = 1 << 12
 """Ratios of times are fixed-point numbers. This is 1.0."""
-PART_PERCENT, FEWEST_PERCENT = 1, 5
-"""Orders that split k get so much added to their sum of ratios: a percentage for each part, and at least the second one. The more
-parts, the fewer kernels compute them for many rows, and the more often the one with the lowest estimate is worse than estimated.
-Source: docs/performance-notes.md."""
+PART_PERCENT, MIN_PERCENT = 1, 5
+"""An order that splits k gets PART_PERCENT added to its sum of ratios for each part, and at least MIN_PERCENT. Few kernels compute
+many parts for many rows, so the one with the lowest estimate is more often slower than estimated. Source: docs/performance-notes.md."""
 MAX_ORDERS = 64
 """Orders of one n and k that are compared."""
 
@@ -145,7 +144,7 @@ def chosen_order(candidates: Iterable[Candidate], query: SelectionQuery, target:
 
 
 def _percent(order: KOrder) -> int:
-    return max(order.splits * PART_PERCENT, FEWEST_PERCENT) if order.splits > 1 else 0
+    return max(order.splits * PART_PERCENT, MIN_PERCENT) if order.splits > 1 else 0
 
 
 def possible_orders(candidates: Sequence[Candidate], query: SelectionQuery, target: Target, beta: bool) -> list[KOrder]:

@@ -364,9 +364,9 @@ REDUCTION = 3
 NARROW, NARROW_AND_C, NARROW_AND_BIAS, NARROW_AND_REDUCTION = 0.08, 0.25, 0.17, 0.16
 """Per column of a subtile if a tile's last one is narrower; more if it adds C; if it adds a bias; after a reduction."""
 
-NARROW_AND_SUMS = 0.8
-"""This part of the epilogue's registers beside accumulators and sums of earlier parts of k, if a tile's last subtile is narrower.
-Fitted to 48 random kernels with `--serial-parts on`."""
+NARROW_SHARE = 0.8
+"""Share of the epilogue's registers that lives beside both accumulators and sums of earlier parts of k, if a tile's last subtile is
+narrower. Source: 48 random kernels."""
 
 ADDS_C, C_AND_BIAS, C_AND_REDUCTION = 7, 9, 6
 """In addition with beta: there is a second epilogue, in a loop over subtiles."""
@@ -425,4 +425,4 @@ def _estimate(plan: WgmmaPlan) -> int:
         return estimate
     # Sums of earlier parts live beside the accumulators of the next part, but the epilogue has the sums only.
     both = plan.accumulator_registers + plan.float_accumulator_registers + BASE
-    return max(estimate, math.ceil(both + NARROW_AND_SUMS * is_narrow * sum(epilogue)))
+    return max(estimate, math.ceil(both + NARROW_SHARE * is_narrow * sum(epilogue)))

@@ -342,7 +342,7 @@ static int has_workspace(hgemm_row const *row, hgemm_query const *q, uint64_t ti
   return shared <= HGEMM_WORKSPACE_COUNTERS && hgemm_workspace_bytes(row, q, shared, options.splits) <= q->workspace_bytes;
 }
 
-enum { PART_PERCENT = 1, FEWEST_PERCENT = 5 }; /* invariance.py says why */
+enum { PART_PERCENT = 1, MIN_PERCENT = 5 }; /* invariance.py says why */
 
 /* Returns the lowest estimate of the options that a launch with an order may take, and writes them. The first ones win a tie.
  * If whole tiles add k in the same parts, a launch may split only the tiles after the last full wave, or none. */
@@ -499,7 +499,7 @@ static int choose_order(hgemm_target const *target, hgemm_query const *q, hgemm_
     for (uint32_t j = 0; j < count; ++j) totals[j] += (times[j] << SCORE_BITS) / (fastest > 1 ? fastest : 1);
   }
   for (uint32_t j = 0; j < count; ++j) {
-    uint32_t const parts = orders[j].splits * PART_PERCENT, percent = parts > FEWEST_PERCENT ? parts : FEWEST_PERCENT;
+    uint32_t const parts = orders[j].splits * PART_PERCENT, percent = parts > MIN_PERCENT ? parts : MIN_PERCENT;
     totals[j] += orders[j].splits > 1 ? totals[j] * percent / 100 : 0;
   }
   for (uint32_t j = 1; j < count; ++j) best = totals[j] < totals[best] ? j : best;
