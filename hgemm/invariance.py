@@ -25,7 +25,7 @@ SCORE_ONE = 1 << 12
 """Ratios of times are fixed-point numbers. This is 1.0."""
 PART_PERCENT, MIN_PERCENT = 1, 5
 """An order that splits k gets PART_PERCENT added to its sum of ratios for each part, and at least MIN_PERCENT. Few kernels compute
-many parts for many rows, so the one with the lowest estimate is more often slower than estimated. Source: docs/performance-notes.md."""
+many parts for many rows, so the best one is more often slower than its estimate. Source: docs/performance-notes.md."""
 MAX_ORDERS = 64
 """Orders of one n and k that are compared."""
 
