@@ -153,7 +153,7 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
         for at, one in enumerate(operands)
     ]
     loads = "".join(f" {one.name}_.load(at);" for one in operands)
-    takes = "".join(f" {one.name}_.take(loaded.{one.name}_, at);" for one in operands)
+    exchanges = "".join(f" {one.name}_.exchange(loaded.{one.name}_, at);" for one in operands)
     matrices = sum(one.kind == "matrix" for one in operands)
     accumulators = "float acc, float up" if epilogue.gated else "float acc, float"
     lines = [f"      {_step(epilogue, at)}" for at in range(len(epilogue.nodes)) if epilogue.nodes[at].op not in _PLAIN]
@@ -171,7 +171,7 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
             "      template <class Place>",
             f"      HGEMM_DEVICE void load(Place const& at) {{{loads} }}",
             "      template <class Loaded, class Place>",
-            f"      HGEMM_DEVICE void take(Loaded const& loaded, Place const& at) {{{takes} }}",
+            f"      HGEMM_DEVICE void exchange(Loaded const& loaded, Place const& at) {{{exchanges} }}",
             "    };",
             "",
             *_outputs(epilogue, dtype_d),

@@ -77,6 +77,13 @@ def test_the_far_end_of_gelu_keeps_its_leading_digits(compiled: Executable) -> N
     assert np.abs(activated(compiled, "gelu", x) / wanted - 1).max() < 2e-4
 
 
+def test_gelu_has_a_small_relative_error_near_zero(compiled: Executable) -> None:
+    for largest, error in ((0.01, 1e-6), (2.0, 2e-5)):
+        x = np.linspace(-largest, largest, 10_000).astype(np.float32).astype(np.float64)  # none of them is 0
+        wanted = ACTIVATION_FORMULAS["gelu"].function(x)
+        assert np.abs(activated(compiled, "gelu", x) / wanted - 1).max() < error
+
+
 @pytest.mark.parametrize("name", ["gelu", "silu"])
 def test_what_is_no_number_stays_so_and_large_ones_are_kept_or_cut(compiled: Executable, name: str) -> None:
     far = activated(compiled, name, np.array([np.inf, 1e30, 0.0, -1e4, np.nan]))

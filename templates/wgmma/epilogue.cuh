@@ -231,9 +231,8 @@ struct AccumulatorPairs {
     Subtile const& subtile;
   };
 
-  // Where a lane takes the inputs of a subtile from those that its warp has loaded. `boxes` are those of the subtile of D: its warp
-  // may write its own 16 rows.
-  struct TakeAt {
+  // A thread of the warpgroup, and the boxes of the subtile of D. A warp may write its own 16 rows of them.
+  struct ExchangeAt {
     int thread;
     unsigned char* boxes;
   };
@@ -244,7 +243,7 @@ struct AccumulatorPairs {
                                   Policy::align_d >= 8 && StagedSubtile<Policy>::step == 2 &&
                                   256 % Policy::epilogue_columns == 0;
 
-  // What a lane loads of an input for a subtile, which may be elements of other lanes. `Of` is what it computes with.
+  // The inputs of a subtile in the layout of their loads: a lane may hold elements of other lanes.
   template <int COUNT>
   struct LoadedOfSubtile {
     // A scalar, which is one number, or a row or a column along the rows of accumulators: of a lane's upper and lower row.
@@ -401,6 +400,7 @@ struct AccumulatorPairs {
     struct Of<AuxKind::matrix, T, INDEX> : OfMatrix<T, INDEX> {};
   };
 
+  // The same in the layout of accumulators. `exchange` moves them: rows by shuffles, matrices through the boxes of D.
   template <int COUNT>
   struct OfSubtile {
     using Loaded = LoadedOfSubtile<COUNT>;
@@ -409,7 +409,7 @@ struct AccumulatorPairs {
     struct Of : Loaded::template Of<KIND, T, INDEX> {
       using From = typename Loaded::template Of<KIND, T, INDEX>;
 
-      HGEMM_DEVICE void take(From const& loaded, TakeAt const&) { static_cast<From&>(*this) = loaded; }
+      HGEMM_DEVICE void exchange(From const& loaded, ExchangeAt const&) { static_cast<From&>(*this) = loaded; }
 
       HGEMM_DEVICE float number(int, int e) const {
         return atoms::to_float(atoms::from_bits<T>(From::bits[From::is_scalar ? 0 : e / 2]));
@@ -425,7 +425,7 @@ struct AccumulatorPairs {
 
       Both words[COUNT];  // a lane's pair of each group
 
-      HGEMM_DEVICE void take(From const& loaded, TakeAt const& at) {
+      HGEMM_DEVICE void exchange(From const& loaded, ExchangeAt const& at) {
         HGEMM_UNROLL
         for (int j = 0; j < COUNT; ++j) words[j] = atoms::shuffle(loaded.words[j / 8], j % 8 * 4 + at.thread % 4);
       }
@@ -443,7 +443,7 @@ struct AccumulatorPairs {
 
       Both words[COUNT][2][paired ? 1 : 2];  // a lane's pairs: (COUNT, upper and lower row)
 
-      HGEMM_DEVICE void take(From const& loaded, TakeAt const& at) {
+      HGEMM_DEVICE void exchange(From const& loaded, ExchangeAt const& at) {
         if constexpr (in_vecs<T>) {
           using Boxes = StagedSubtile<Policy>;
           if constexpr (matrices_of<Policy> > 1) atoms::warp_barrier();  // the pairs of another matrix have been read
@@ -805,8 +805,8 @@ struct Epilogue {
 
   template <bool PLAIN, Bias BIAS, bool REUSES_STAGES, class Subtile, class... Loaded>
   HGEMM_DEVICE void finish_subtile(Subtile const& subtile, bool adds_c, Loaded const&... loaded) {
-    constexpr bool takes = matrices_of<Policy> > 0 && Pairs::template in_vecs<Out>;  // inputs through the boxes
-    if constexpr (takes) wait_for_boxes<REUSES_STAGES>();
+    constexpr bool through_boxes = matrices_of<Policy> > 0 && Pairs::template in_vecs<Out>;
+    if constexpr (through_boxes) wait_for_boxes<REUSES_STAGES>();
     float results[columns / 8][4];
     if (!PLAIN && adds_c) {
       combine<true, BIAS>(subtile, results, loaded...);
@@ -815,7 +815,7 @@ struct Epilogue {
     }
     activate_all(subtile.count, results);
     unsigned char* const boxes = shared.subtile[consumer][stage];
-    if constexpr (!takes) wait_for_boxes<REUSES_STAGES>();  // so late that the loads of C and bias overlap it
+    if constexpr (!through_boxes) wait_for_boxes<REUSES_STAGES>();  // so late that the loads of C and bias overlap it
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; j += step) {
       if (last_columns < columns && j >= subtile.count / 8) continue;
@@ -883,7 +883,7 @@ struct Epilogue {
   template <class Subtile, class Loaded>
   HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4], Loaded const& loaded) {
     SubtileInputs<Policy> inputs;
-    inputs.take(loaded, typename Pairs::TakeAt{thread, shared.subtile[consumer][stage]});
+    inputs.exchange(loaded, typename Pairs::ExchangeAt{thread, shared.subtile[consumer][stage]});
     typename Policy::Expression::template Outputs<Pairs::template OutOfSubtile<columns / 8>::template Of> outputs;
     typename Pairs::template SubtileAt<Subtile> const at{pairs, subtile};
     HGEMM_UNROLL
