@@ -1098,9 +1098,24 @@ THREAD_COPY = {
     "raster": "row",
 }
 THREAD_COPY_NT = {**THREAD_COPY, "layout": "nt"}
+THREAD_COPY_OF_ARRAYS = {**THREAD_COPY, "pointer_arrays": "on"}
 SEVEN_K_TILES, RAGGED_EVEN, RAGGED_ODD = "64x64x448", "62x64x334", "61x61x131"
 
 WGMMA_CP_ASYNC = (
+    Fault(
+        "wgmma: the first D for the whole batch of pointer arrays",
+        At("AccumulatorPairs::d_at", "(problem.d), batch, 0").replace("(problem.d), 0, 0"),
+        THREAD_COPY_OF_ARRAYS,
+        "64x64x64@3",
+        (NUMBERS, "write_once"),
+    ),
+    Fault(
+        "wgmma: the first B for the whole batch of pointer arrays",
+        At("CpAsyncPipeline::load", "(problem.b), batch").replace("(problem.b), 0"),
+        THREAD_COPY_OF_ARRAYS,
+        "64x64x64@3",
+        (NUMBERS,),
+    ),
     Fault(
         "copies multiplied without a fence between the proxies",
         At("CpAsyncPipeline::consumer_wait", "fence_proxy_async()").drop(),

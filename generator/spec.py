@@ -687,7 +687,7 @@ FIELDS = (
         _switch,
         ORDER,
         "ON/OFF",
-        "mma.sync and wgmma: A, B, C and D of a batch by arrays of addresses in device memory.",
+        "mma.sync and wgmma: read the addresses of a batch's A, B, C and D from pointer arrays in device memory.",
         families=(_MMA_SYNC, _WGMMA),
     ),
     Field("beta", _switch, EPILOGUE, "ON/OFF", "Add beta * C: on, off.", meaning="Add beta * C."),

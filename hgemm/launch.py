@@ -224,15 +224,18 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
 
 
 def _array_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
-    if problem.pointer_arrays != traits.pointer_arrays:
-        taken = "arrays of addresses" if traits.pointer_arrays else "matrices with a batch stride"
-        yield f"the problem has pointer_arrays {problem.pointer_arrays}, but the variant takes {taken}"
+    if traits.pointer_arrays and not problem.pointer_arrays:
+        yield "the variant takes pointer arrays: launch it from C with HGEMM_POINTER_ARRAYS, or with Problem(pointer_arrays=True)"
+    elif problem.pointer_arrays and not traits.pointer_arrays:
+        yield "the variant takes matrices with a batch stride: generate one with --pointer-arrays on"
     elif traits.pointer_arrays:
         for place in matrices(problem, traits).values():
             if place.name not in OPERAND_NAMES or (place.name in "AB" and not problem.k):
                 continue
-            if not place.pointer or place.pointer % POINTER_BYTES:
-                yield f"{place.name} has no array of addresses at a multiple of {POINTER_BYTES} B"
+            if not place.pointer:
+                yield f"the pointer array of {place.name} is null"
+            elif place.pointer % POINTER_BYTES:
+                yield f"the pointer array of {place.name}, {place.pointer:#x}, is not a multiple of {POINTER_BYTES} B"
             one = replace(place, pointer=place.align * place.element_bytes, batch=1, batch_stride=0)
             yield from one.violations()
 

@@ -646,12 +646,17 @@ class Trial:
         return replace(problem, **fields, bias_kind=bias_of_case(self.traits, self.case), options=self.launch_options)
 
     def _array(self, name: str, first: int, batch_stride: int) -> int:
-        """Upload the addresses of an operand's matrices, and return that of their array."""
+        """Upload the addresses of an operand's matrices, and return that of their array.
+
+        The last matrix comes first, unless the kernel reads other operands by the number of the matrix.
+        """
         dtype = self.traits.dtype_d if name in "cd" else getattr(self.traits, f"dtype_{name}")
         array = Buffer(self.device, self.shape.batch * POINTER_BYTES, POINTER_BYTES, self.options.guard_bytes)
         step = batch_stride * DTYPES[dtype].bytes
         array.blank = False
-        array.elements(array.before, "<u8")[:] = [first + at * step for at in range(self.shape.batch)]
+        addresses = [first + at * step for at in range(self.shape.batch)]
+        numbered = self.traits.bias != "none" or self.traits.epilogue
+        array.elements(array.before, "<u8")[:] = addresses if numbered else addresses[::-1]
         array.upload()
         self.arrays[name] = array
         return array.pointer

@@ -189,13 +189,13 @@ def pointers(blas: Blas) -> Results:
 
 
 def captured(blas: Blas) -> Results:
-    """While a graph is captured, one launch reads the arrays of pointers on the GPU, on tensor cores if k is a multiple of 4."""
+    """While a graph is captured, one launch reads the arrays of pointers on the GPU, on tensor cores if k is a multiple of 8."""
     results: Results = []
     driver = ctypes.CDLL("libcuda.so.1")
     driver.fake_launches.restype = ctypes.c_long
     stream = ctypes.c_void_p(64)
     assert blas.call("cublasSetStream_v2", blas.handle, stream) == SUCCESS
-    for k, (dtype, out, compute), beta in itertools.product((K, 12), COMBINATIONS, (0.0, 2.0)):
+    for k, (dtype, out, compute), beta in itertools.product((K, 12, 16), COMBINATIONS, (0.0, 2.0)):
         a, b, product = operands(dtype, T, N, batch=3, k=k)
         c = np.concatenate([encoded(np.ones((M, N_)), out).ravel("F")] * 3)
         wanted = 0.5 * product[[2, 0, 1]] + beta

@@ -116,7 +116,7 @@ HGEMM_DEVICE T ld_global(T const* pointer) {
   __builtin_assume(__isGlobal(pointer));  // in loops the compiler forgets it
   return *pointer;
 }
-// An address from memory, of which the compiler does not know that it is of global memory.
+// Tells the compiler that a pointer, which was loaded from memory, is one to global memory.
 template <class T>
 HGEMM_DEVICE T* as_global(T* pointer) {
   __builtin_assume(__isGlobal(pointer));

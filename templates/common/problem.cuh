@@ -49,7 +49,7 @@ inline constexpr bool has_pointer_arrays = false;
 template <class Policy>
 inline constexpr bool has_pointer_arrays<Policy, typename MakeVoid<decltype(Policy::pointer_arrays)>::Type> = true;
 
-// The first element of a matrix of the batch. The array of addresses of an operand without a use may be null.
+// The first element of a matrix of the batch. If the operand is not used, its pointer array may be null.
 template <class Policy, class T>
 HGEMM_DEVICE T* matrix_of(T* operand, int64_t batch, int64_t batch_stride, bool used) {
   if constexpr (has_pointer_arrays<Policy>) {

@@ -525,12 +525,13 @@ static int compute_each(hgemm_blas_handle *handle, hgemm_blas_product const *p, 
 
 /* Computes all products in one launch that reads the pointers on the GPU. Returns a status, or BLAS_FORWARD.
  *
- * Kernels on tensor cores require matrices that are aligned to 16 bytes. cuBLAS requires it if k is a multiple of 4. */
+ * Kernels on tensor cores require matrices that are aligned to 16 bytes. The documentation of cublasGemmBatchedEx asks for this
+ * alignment if k is a multiple of 4. Rows of 8-byte multiples are left out, because programs may align such matrices to 8 bytes. */
 static int compute_at_once(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
                            float beta) {
   hgemm_problem problem = hgemm_blas_problem(p, types, alpha, beta);
   int status;
-  if (p->k % 4 != 0 || (types.dtype == HGEMM_F32 && !types.fast)) return BLAS_FORWARD;
+  if (p->k % (types.dtype == HGEMM_F32 ? 4 : 8) != 0 || (types.dtype == HGEMM_F32 && !types.fast)) return BLAS_FORWARD;
   if (types.fast) problem.dtype_a = problem.dtype_b = HGEMM_TF32;
   problem.flags |= HGEMM_POINTER_ARRAYS;
   status = hgemm_blas_status(run(handle, &problem));
@@ -538,7 +539,7 @@ static int compute_at_once(hgemm_blas_handle *handle, hgemm_blas_product const *
   return status;
 }
 
-/* The same without tensor cores. */
+/* Computes them without tensor cores, in one launch that reads the pointers on the GPU. */
 static int compute_captured(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
                             float beta) {
   hgemm_problem const problem = hgemm_blas_problem(p, types, alpha, beta);
@@ -547,8 +548,7 @@ static int compute_captured(hgemm_blas_handle *handle, hgemm_blas_product const 
   return status;
 }
 
-/* Without a kernel that reads the pointers on the GPU, it reads them, and computes each product. The real cuBLAS need not wait for
- * the arrays, so it comes before that. */
+/* Tries a kernel with pointer arrays, then the real cuBLAS. Last, it waits for the arrays, reads them, and computes each product. */
 static int compute_pointers(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
                             float beta) {
   size_t const count = (size_t)p->batch, bytes = count * sizeof(void *);

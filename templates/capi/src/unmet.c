@@ -102,7 +102,8 @@ hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *q) 
   }
   if (all.rows == 0) {
     return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu has this layout, types, bias, activation and epilogue%s",
-                      (unsigned long)target->number, (q->kind & HGEMM_KIND_HAS_POINTER_ARRAYS) != 0 ? ", for pointer arrays" : "");
+                      (unsigned long)target->number,
+                      (q->kind & HGEMM_KIND_HAS_POINTER_ARRAYS) != 0 ? " and takes pointer arrays: generate one with --pointer-arrays on" : "");
   }
   if (invariant && !ordered) {
     return hgemm_fail(HGEMM_ERROR_NO_KERNEL,
