@@ -1383,7 +1383,7 @@ EXPRESSIONS = (
         At("OfSubtile::Of::exchange", "From::row(at.thread) + i * From::rows").replace("From::row(at.thread)"),
         AHEAD_90,
         "65x128x70",
-        ANYTHING,
+        ("uninitialised", "poison", NUMBERS),
     ),
     Fault(
         "wgmma: pairs of a matrix read before they are in the box",
