@@ -268,9 +268,8 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
     average = (one.loads * k_tile + one.items * tile + one.split_items * partial) / one.sms
     sm = sm - np.maximum(sm - average, 0) / 2 * is_calibrated
     again = one.loads * of("l2_clocks", "l2") / (1 << L2_BITS) - one.mib * of("l2_mib_clocks", "l2")
-    again = np.maximum(again, 0) * (
-        1 + 2 * one.straddling / STRADDLING_PART
-    )  # `straddling` is 1 if both operands straddle
+    operands = 2 * one.straddling  # `straddling` is 1 if both operands straddle
+    again = np.maximum(again, 0) * (1 + operands / STRADDLING_PART)
     memory = of("dram_start_clocks", "dram_start") + one.mib * of("dram_mib_clocks", "dram") + again
     longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
     added = (one.splits > 0) * of("split_clocks", "split") + one.splits * partial

@@ -21,7 +21,7 @@ from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem
 # ==== The matrices of a problem in memory ====
 
 OPERAND_NAMES = ("A", "B", "C", "D")
-"""The matrices that arrays of addresses can give."""
+"""The matrices that pointer arrays can give."""
 POINTER_BYTES = 8
 MAX_BYTES = 2**62
 """The largest span of one operand, so that addresses do not overflow."""

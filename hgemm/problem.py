@@ -180,7 +180,7 @@ _WORDS = {
 DIGIT_BITS = 4
 EPILOGUE_SHIFT = DIGIT_BITS * len(_WORDS)
 POINTER_ARRAYS = 1 << EPILOGUE_SHIFT + 4 * HASH_DIGITS + 1
-"""The bit of kinds with arrays of pointers, above the hash of an expression and its 1."""
+"""The bit of kinds with pointer arrays, above the hash of an expression and its 1."""
 _HASH = re.compile(rf"[0-9a-f]{{{HASH_DIGITS}}}")
 ACC_SHIFT = DIGIT_BITS * list(_WORDS).index("acc")
 ACC_MASK = (1 << DIGIT_BITS) - 1 << ACC_SHIFT
@@ -195,7 +195,7 @@ class Kind:
     """What a product computes, apart from its sizes: layout, types, accumulation, bias and activation, or an expression.
 
     Kernels with bias `launch` support every bias. `epilogue` is the hash of an expression (hgemm.epilogue). With `pointer_arrays`,
-    a batch is given by arrays of addresses (Problem.pointer_arrays).
+    pointer arrays give the matrices of a batch (see Problem).
 
     Raises: RequestError for an unknown word.
     """

@@ -250,11 +250,11 @@ static void lay_out(hgemm_problem const *p, hgemm_epilogue const *epilogue, Matr
   }
 }
 
-/* Checks an array of addresses. */
+/* Checks a pointer array. */
 static hgemm_status check_array(char const *name, void const *array) {
-  if (array == NULL) return hgemm_fail(HGEMM_ERROR_POINTER, "the array of addresses of %s is null", name);
+  if (array == NULL) return hgemm_fail(HGEMM_ERROR_POINTER, "the pointer array of %s is null", name);
   if ((uintptr_t)array % sizeof(void *) == 0) return HGEMM_OK;
-  return hgemm_fail(HGEMM_ERROR_ALIGNMENT, "the array of addresses of %s, %p, is not a multiple of %d bytes", name, array,
+  return hgemm_fail(HGEMM_ERROR_ALIGNMENT, "the pointer array of %s, %p, is not a multiple of %d bytes", name, array,
                     (int)sizeof(void *));
 }
 
