@@ -3,9 +3,11 @@
     python -m benchmarks.epilogue_speed --library build/epilogues --seconds 120 --json epilogues.json
 
 Builds what is missing. Each problem has three contenders of ours: `plain` is the fastest kernel without an epilogue; `same` is the
-kernel without one that is otherwise equal to `fused`. `eager` and `compiled` are torch's. Rounds alternate. Above 1,
-`fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed. `over` is the time of
-`fused` over that of `plain` and `copied`.
+kernel without one that is otherwise equal to `fused`. `eager` and `compiled` are torch's. `products` are torch's products alone.
+Rounds alternate. Above 1, `fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed.
+`over` is the time of `fused` over that of `plain` and `copied`. `bound` is the time of `eager` over that of `products`: the speedup
+of a fused kernel whose product takes cuBLAS's time and whose epilogue takes none.
+With --tuned, `fused` and `plain` are what a library selects that `hgemm tune` measured. Nothing is built, and there is no `same`.
 A whole MLP is two of our launches: the hidden layer, and the product back with the MLP's input as residual.
 A gallery has each function of examples/epilogues.py on one product, beside the plain kernel of the same tile.
 Units: microseconds.
@@ -202,6 +204,12 @@ class Layer:
         gate, up = w
         return F.silu(torch.mm(x, gate.t())) * torch.mm(x, up.t())
 
+    def products(self, x: Any, w: Any, inputs: Mapping[str, Any]) -> object:
+        """Compute the products of `formula`, and nothing else."""
+        import torch
+
+        return [torch.mm(x, one.t()) for one in (w if self.pairs else (w,))]
+
     def torchs(self, function: Callable[..., object]) -> Callable[[int], object]:
         return lambda at: function(self.x[at], (self.pairs or self.w)[at], self.inputs[at])
 
@@ -212,20 +220,46 @@ def fastest(layer: Layer, kernels: list[Any], fused: bool) -> Any:
     return min(kernels, key=lambda one: statistics.median(times[one.symbol]))
 
 
+class Choice:
+    """Chooses kernels: the fastest of `kernels` in a short trial, or what `tuned`, a library, selects by its measurements."""
+
+    def __init__(self, kernels: Mapping[str, list[Any]], tuned: Any = None) -> None:
+        self.kernels, self.tuned = kernels, tuned
+
+    def of(self, layer: Layer, fused: bool) -> tuple[Any, str]:
+        """Return what launches the product, and the symbol of its kernel."""
+        if self.tuned:
+            plan = self.tuned.plan(hgemm.Problem(layer.m, layer.n, layer.k), epilogue=layer.text if fused else None)
+            return plan, plan.kernel.symbol
+        kernel = fastest(layer, self.kernels[layer.text if fused else "none"], fused)
+        return kernel, kernel.symbol
+
+    def same(self, layer: Layer, symbol: str) -> Any:
+        """Return the kernel without an epilogue that is otherwise equal to one of `kernels`. None if the library is tuned."""
+        if self.tuned:
+            return None
+        fused = next(one for one in self.kernels[layer.text] if one.symbol == symbol)
+        return next(one for one in self.kernels["none"] if tile_of(one) == tile_of(fused))
+
+
 def tile_of(kernel: Any) -> tuple[str, ...]:
     return tuple(kernel.record["spec"][name] for name in ("cta_tile", "cluster", "cooperation", "raster"))
 
 
-def time_layer(kernels: Mapping[str, list[Any]], name: str, text: str, m: int, compiled: bool) -> dict[str, Any]:
+def time_layer(choice: Choice, name: str, text: str, m: int, compiled: bool) -> dict[str, Any]:
     """Return the medians and the ratios of one problem."""
     import torch
 
     layer = Layer(text, m, *LAYERS[name])
-    plain, fused = fastest(layer, kernels["none"], False), fastest(layer, kernels[text], True)
-    same = next(one for one in kernels["none"] if tile_of(one) == tile_of(fused))
+    plain, plain_symbol = choice.of(layer, False)
+    fused, fused_symbol = choice.of(layer, True)
+    symbols = {"fused": fused_symbol, "plain": plain_symbol}
     eager = layer.torchs(layer.formula)
-    runs = {"fused": layer.ours(fused, True), "plain": layer.ours(plain, False), "same": layer.ours(same, False)}
-    runs |= {"eager": eager}
+    runs = {"fused": layer.ours(fused, True), "plain": layer.ours(plain, False)}
+    if same := choice.same(layer, fused_symbol):
+        runs["same"] = layer.ours(same, False)
+        symbols["same"] = same.symbol
+    runs |= {"eager": eager, "products": layer.torchs(layer.products)}
     runs["fused"](0)
     check(f"{name} {text}", layer.d[0], eager(0))
     if compiled:
@@ -241,9 +275,10 @@ def time_layer(kernels: Mapping[str, list[Any]], name: str, text: str, m: int, c
         "m": m,
         "n": layer.n,
         "k": layer.k,
-        "kernels": {"fused": fused.symbol, "plain": plain.symbol, "same": same.symbol},
+        "kernels": symbols,
         "us": {one: round(statistics.median(found), 2) for one, found in times.items()},
         "ratios": {one: _ratio(times[one], times["fused"]) for one in runs if one != "fused"},
+        "bound": _ratio(times["eager"], times["products"]),
         "copied": round(copied, 2),
         "over": _ratio(times["fused"], [one + copied for one in times["plain"]]),
     }
@@ -295,19 +330,28 @@ class Mlp:
             return torch.addmm(biases[1], F.gelu(torch.addmm(biases[0], x, first.t())), second.t()) + x
         return torch.mm(F.silu(torch.mm(x, first[0].t())) * torch.mm(x, first[1].t()), second.t()) + x
 
+    def products(self, x: Any, first: Any, second: Any, biases: Any) -> object:
+        """Compute products of the same sizes as those of `formula`, and nothing else."""
+        import torch
+
+        return [torch.mm(x, one.t()) for one in (first if self.pairs else (first,))] + [
+            torch.mm(self.hidden, second.t())
+        ]
+
     def torchs(self, function: Callable[..., object]) -> Callable[[int], object]:
         return lambda at: function(
             self.x[at], self.pairs[at] if self.pairs else self.w[at][0], self.w[at][1], self.bias[at]
         )
 
 
-def time_mlp(kernels: Mapping[str, list[Any]], name: str, m: int, compiled: bool) -> dict[str, Any]:
+def time_mlp(choice: Choice, name: str, m: int, compiled: bool) -> dict[str, Any]:
     """Return the medians and the ratios of a whole MLP."""
     import torch
 
-    chosen = [fastest(Layer(text, m, n, k), kernels[text], True) for n, k, text in MLPS[name]]
+    chosen = [choice.of(Layer(text, m, n, k), True) for n, k, text in MLPS[name]]
     mlp = Mlp(name, m)
-    runs = {"fused": mlp.ours(*chosen), "eager": mlp.torchs(mlp.formula)}
+    runs = {"fused": mlp.ours(*(launch for launch, _ in chosen)), "eager": mlp.torchs(mlp.formula)}
+    runs["products"] = mlp.torchs(mlp.products)
     runs["fused"](0)
     check(f"MLP {name}", mlp.y, runs["eager"](0))
     if compiled:
@@ -317,9 +361,10 @@ def time_mlp(kernels: Mapping[str, list[Any]], name: str, m: int, compiled: bool
     return {
         "mlp": name,
         "m": m,
-        "kernels": [kernel.symbol for kernel in chosen],
+        "kernels": [symbol for _, symbol in chosen],
         "us": {one: round(statistics.median(found), 2) for one, found in times.items()},
         "ratios": {one: _ratio(times[one], times["fused"]) for one in runs if one != "fused"},
+        "bound": _ratio(times["eager"], times["products"]),
     }
 
 
@@ -336,16 +381,16 @@ def gallery(kernels: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
         yield {"function": name, "us": us, "ratio": _ratio(times["plain"], times["fused"]), "copied": copied}
 
 
-def measured(kernels: Mapping[str, list[Any]], args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+def measured(choice: Choice, args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row, and the part that it belongs to."""
     if "gallery" in args.part:
-        yield from (("gallery", row) for row in gallery(kernels))
+        yield from (("gallery", row) for row in gallery(choice.kernels))
     for m in args.tokens:  # torch.compile tunes a size once, for MLPs and layers
-        for name in MLPS if "mlp" in args.part else ():
-            yield "mlp", time_mlp(kernels, name, m, args.compiled)
+        for name in args.mlps if "mlp" in args.part else ():
+            yield "mlp", time_mlp(choice, name, m, args.compiled)
         for name in args.layers if "layers" in args.part else ():
             text = SWIGLU if name == "gate_up" else LINEAR
-            yield "layers", time_layer(kernels, name, text, m, args.compiled)
+            yield "layers", time_layer(choice, name, text, m, args.compiled)
 
 
 def main() -> None:
@@ -358,11 +403,15 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="measure layers and MLPs beside torch.compile, too")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="sizes of layers and MLPs")
     parser.add_argument("--layers", nargs="+", choices=[*LAYERS], default=[*LAYERS])
+    parser.add_argument("--mlps", nargs="+", choices=[*MLPS], default=[*MLPS])
+    parser.add_argument("--tuned", action="store_true", help="measure what the library selects; for layers and MLPs")
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    kernels = build(args.library, args.jobs)
+    if args.tuned and "gallery" in args.part:
+        parser.error("--tuned excludes the gallery: use --part layers mlp")
+    choice = Choice({}, hgemm.open(args.library)) if args.tuned else Choice(build(args.library, args.jobs))
     if args.build_only:
         return
     import torch
@@ -373,7 +422,7 @@ def main() -> None:
         "torch": torch.__version__,
         **{part: [] for part in PARTS},
     }
-    rows = measured(kernels, args)
+    rows = measured(choice, args)
     while time.monotonic() < end and (timed_row := next(rows, None)):
         part, row = timed_row
         found[part].append(row)
