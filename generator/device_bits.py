@@ -39,6 +39,7 @@ SCALES = (-20, 10)
 COMMON = Shape(136, 264, 1040)
 """The product that cuBLASLt computes, too."""
 _LARGEST = Shape(200, 264, 1000)
+_MOST_PARTS = 4
 _PROPOSALS = 8
 _SUBNORMALS = {"f16": (-24, 8), "bf16": (-133, 10), "tf32": (-136, 10)}
 """The exponent of the smallest subnormal number of A, and that of B's scale."""
@@ -95,8 +96,15 @@ def operands(traits: LaunchTraits, product: Product, seed: int) -> tuple[np.ndar
 
 
 def case_of(traits: LaunchTraits, product: Product) -> Case:
-    """Return the case of a product: without C, and with a whole tile for each CTA if the launch decides it."""
-    options = LaunchOptions(1, 0, 1) if traits.decides_splits or traits.decides_raster else None
+    """Return the case of a product, without C.
+
+    If launches decide the splits, products have 1 to 4 parts; the first one is unsplit. With serial parts, one cluster of tiles is
+    whole in every second product.
+    """
+    options = None
+    if traits.decides_splits or traits.decides_raster:
+        splits = 1 + product.at % _MOST_PARTS if traits.decides_splits else 1
+        options = LaunchOptions(splits, product.at % 2 * traits.serial_parts, 1)
     return Case(product.shape, bias="none" if traits.decides_bias else traits.bias, options=options)
 
 

@@ -12,7 +12,17 @@ from generator import device_bits
 from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
-from generator.device_bits import KINDS, BitsCheck, BitsOutcome, bits_line, compare, digest_of, operands, products
+from generator.device_bits import (
+    KINDS,
+    BitsCheck,
+    BitsOutcome,
+    bits_line,
+    case_of,
+    compare,
+    digest_of,
+    operands,
+    products,
+)
 from generator.errors import ProofError
 from generator.proof.bits import (
     Adder,
@@ -215,6 +225,16 @@ def test_products_are_drawn_alike_for_all_kernels_of_a_type():
         assert all(digest_of(bits_of(a)) == digest_of(bits_of(b)) for a, b in zip(first, second)), product
     infinite = next(product for product in drawn if product.kind == "infinite")
     assert np.isinf(operands(traits, replace(infinite, shape=Shape(99, 99, 99)), 3)[0]).any()
+
+
+def test_products_have_parts_of_k_if_the_launch_decides_them():
+    texts = {"arch": "sm_90a", "mma": "wgmma", "tile": "64x64x64", "schedule": "launch", "serial_parts": "on"}
+    (plan,) = sweep([texts]).plans
+    traits = LaunchTraits.of(planned(emit(plan, templates_folder())))
+    options = [case_of(traits, product).options for product in products(len(KINDS), 0)]
+    assert options[0].splits == 1 and {one.splits for one in options} == {1, 2, 3, 4}
+    assert {(one.splits, one.whole_tiles > 0) for one in options} >= {(2, True), (3, False), (4, True)}
+    assert all(case_of(replace(traits, serial_parts=False), one).options.whole_tiles == 0 for one in products(7, 0))
 
 
 def test_bits_are_compared_on_a_device_only(capsys: pytest.CaptureFixture[str]):
