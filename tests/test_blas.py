@@ -64,6 +64,8 @@ def tried(
     return done
 
 
+WITHOUT = ("f16 f16 f32 compute 68", "bf16 bf16 f32 compute 68")
+"""Types that no kernel of `blas` has."""
 LIGHT = ("lt_products", "lt_statuses", "lt_descriptors", "lt_heuristics")
 """Trials of cuBLASLt."""
 
@@ -113,6 +115,16 @@ def test_the_log_tells_each_problem_once_and_sums_up(blas: Path) -> None:
     )
     found = re.fullmatch(r"(\d+) products .* cores, (\d+) without, 0 by cuBLAS, 0 refused; 0 calls of .*", summary)
     assert found and int(found[1]) > 10 and int(found[2]) > 10, summary
+
+
+def test_the_log_tells_why_no_kernel_on_tensor_cores_computed_a_product(blas: Path) -> None:
+    lines = tried(blas, "products", HGEMM_BLAS_LOG="1").stderr.splitlines()
+    servers = {
+        types: {line.partition(f" {types}: ")[2] for line in lines if f" {types}: " in line} for types in WITHOUT
+    }
+    lacks = "no kernel for sm_80 has this layout, types, bias, activation and epilogue"
+    assert servers == dict.fromkeys(WITHOUT, {f"hgemm without tensor cores, {lacks}"})
+    assert any(line.endswith(" f32 f32 f32 compute 68: hgemm without tensor cores") for line in lines)
 
 
 def test_arrays_of_pointers_are_served_on_tensor_cores_if_rows_are_multiples_of_16_bytes(blas: Path) -> None:

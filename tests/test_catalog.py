@@ -15,6 +15,7 @@ from conftest import ROOT, made
 from generator.build.emit import Kernel
 from generator.build.pipeline import Settings
 from generator.catalog import (
+    EXTRA,
     FOLDER,
     LOCK,
     catalog_kernels,
@@ -86,6 +87,7 @@ def test_groups_are_loaded_by_name_and_an_unknown_one_is_refused_with_those_ther
     assert load_catalog(["half", "bf16"]) == load_catalog(["half"]) + load_catalog(["bf16"])
     assert load_catalog([" half", "", "half"]) == load_catalog(["half"])
     assert load_catalog(["half", "all"]) == load_catalog()
+    assert load_catalog(["all", "blas"]) == load_catalog() + load_catalog(["blas"])
     for wrong in (["all", "nope"], [""]):
         with pytest.raises(RequestError, match="--catalog .*: the groups are bf16, "):
             load_catalog(wrong)
@@ -94,10 +96,26 @@ def test_groups_are_loaded_by_name_and_an_unknown_one_is_refused_with_those_ther
 
 
 def test_the_files_say_what_they_are_for_and_use_the_names_of_the_options() -> None:
-    for path in sorted(FOLDER.glob("*.toml")):
+    for path in sorted([*FOLDER.glob("*.toml"), *EXTRA.glob("*.toml")]):
         lines = path.read_text(encoding="ascii").splitlines()
         assert lines[0].startswith("# "), path
         assert {line.split(" = ")[0] for line in lines if " = " in line} <= {*BY_NAME}, path
+
+
+def test_the_group_for_cublas_programs_has_what_they_ask_for_and_the_catalog_lacks() -> None:
+    asked = sweep(load_catalog(["blas"]))
+    assert not asked.summary() and not {*asked.plans} & {kernel.plan for kernel in kernels()}
+    for arch in ("sm_80", "sm_90", "sm_90a"):
+        specs = [plan.spec for plan in asked.plans if plan.spec.arch == arch]
+        wanted = {(dtype, layout) for dtype in ("f16", "bf16") for layout in ("tn", "nn", "nt", "tt")}
+        for found in (
+            [spec for spec in specs if spec.dtype_d == "f32" and not spec.pointer_arrays],
+            [spec for spec in specs if spec.pointer_arrays and spec.dtype_d == "f32"],
+            [spec for spec in specs if spec.pointer_arrays and spec.dtype_d == spec.dtype_a],
+            [spec for spec in specs if spec.activation == "relu" and spec.bias == "launch"],
+            [spec for spec in specs if spec.epilogue != "none"],
+        ):
+            assert {(spec.dtype_a, spec.layout) for spec in found} >= wanted
 
 
 @pytest.mark.slow

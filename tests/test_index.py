@@ -306,6 +306,8 @@ NAMES = ("registers", "occupancy", "layout", "cta_tile", "spilled")
         ("not layout = nn", True),
         ("not spilled and registers", True),
         ("spilled = false", True),
+        ("spilled=no and spilled=off and spilled='no' and spilled!=yes", True),
+        ("spilled=on or spilled=YES", False),
         ("registers != 128", False),
         ("registers <> 127", True),
         ("registers == 1.28e2", True),

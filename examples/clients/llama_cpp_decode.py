@@ -1,9 +1,8 @@
 """Run the CUDA backend of llama.cpp on kernels of this library, and compare it with float32 on the CPU and with cuBLAS.
 
     CMAKE_ARGS="-DGGML_CUDA=on" pip install llama-cpp-python==0.3.36 gguf
-    generate --arch sm_90a --dtype bf16 --out f32 --tile 32x64x128,64x64x128,64x128x64,128x128x64,128x256x64    # beside the catalog
-    generate --arch sm_90a --pointer-arrays on --dtype f16 --tile 64x128x64,128x128x64
-    generate --arch sm_90a --pointer-arrays on --dtype tf32 --tile 64x128x32,128x128x32
+    generate --catalog --arch sm_90,sm_90a
+    generate --catalog blas --arch sm_90a    # C in f32, and pointer arrays
     hgemm export --blas --to build/hgemm
     python examples/clients/llama_cpp_decode.py build/hgemm [--cublas FOLDER] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""The catalog: the shipped kernels, as data. Each group is a spec file in this folder."""
+"""The catalog: the shipped kernels, as data. Each group is a spec file in this folder; further groups are in `extra`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from hgemm.disk import write_atomically
 from hgemm.locations import CHECKOUT_LOCK as LOCK
 
 FOLDER = Path(__file__).resolve().parent
+EXTRA = FOLDER / "extra"
+"""Groups that are not in the catalog: `all` leaves them out, and nothing proves them before a release."""
 ALL = "all"
 GOLDEN = "golden.toml"
 HASH_DIGITS = 16
@@ -28,29 +30,38 @@ LOCK_HEADER = f"""\
 
 
 def group_names() -> tuple[str, ...]:
-    """Return the names of the groups, in alphabetical order."""
+    """Return the names of the groups of the catalog, in alphabetical order."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+
+
+def extra_names() -> tuple[str, ...]:
+    """Return the names of the groups that `all` leaves out, in alphabetical order."""
+    return tuple(sorted(path.stem for path in EXTRA.glob("*.toml")))
 
 
 def complete(begun: str) -> list[str]:
     """Return the words of --catalog that begin with `begun`."""
-    return [name for name in (ALL, *group_names()) if name.startswith(begun)]
+    return [name for name in (ALL, *group_names(), *extra_names()) if name.startswith(begun)]
 
 
 def load_catalog(names: Sequence[str] = (ALL,), without: Sequence[str] = ()) -> list[Texts]:
     """Return the requests of the named groups, each group once.
 
-    `all` names every group except those in `without`.
+    `all` names every group of the catalog except those in `without`.
     Raises: RequestError for an unknown name, or if no group is named.
     """
-    known = group_names()
+    known, extra = group_names(), extra_names()
     named = list(dict.fromkeys(name.strip() for name in names if name.strip()))
-    unknown = [name for name in named if name not in (ALL, *known)]
+    unknown = [name for name in named if name not in (ALL, *known, *extra)]
     if unknown or not named:
         problem = f"has no group {unknown[0]!a}" if unknown else "names no group"
-        raise RequestError(f"--catalog {problem}: the groups are {', '.join(known)}, and {ALL}")
-    chosen = [name for name in known if name not in without] if ALL in named else named
-    return [texts for name in chosen for texts in read_spec_file(FOLDER / f"{name}.toml")]
+        others = f"{ALL} for these, and {', '.join(extra)}, which {ALL} leaves out"
+        raise RequestError(f"--catalog {problem}: the groups are {', '.join(known)}, {others}")
+    chosen = [name for name in named if name != ALL]
+    if ALL in named:
+        chosen = [*(name for name in known if name not in without), *(name for name in chosen if name in extra)]
+    folders = {**dict.fromkeys(known, FOLDER), **dict.fromkeys(extra, EXTRA)}
+    return [texts for name in chosen for texts in read_spec_file(folders[name] / f"{name}.toml")]
 
 
 def for_others(names: Sequence[str], archs: Sequence[str]) -> list[str]:

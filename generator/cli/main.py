@@ -96,7 +96,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         flag_value="all",
         type=Words(partial(_complete, "generator.catalog")),
         metavar="[GROUPS]",
-        help="The shipped kernels, or some groups of them: general,half.",
+        help="The shipped kernels, or groups: general,half. blas has more for cuBLAS programs.",
     ),
 )
 @grouped_option(

@@ -35,6 +35,8 @@ def known_fields(library: Library) -> set[str]:
 FIELD_ALIASES = {"tile": "cta_tile"}
 VALUE_ALIASES = {("mma", "wgmma"): "m64n*"}
 """Words that stand for several values of a field, with the pattern of those values."""
+SWITCHES = {"yes": 1, "on": 1, "true": 1, "no": 0, "off": 0, "false": 0}
+"""Words for a field that is true or false. `hgemm list` prints yes and no, and options take on and off."""
 NUMBER_FIELDS = frozenset(
     "registers spill_bytes stack_bytes smem_bytes ctas_per_sm warps_per_sm occupancy threads stages".split()
 )
@@ -194,8 +196,8 @@ class _Parser:
             return Literal(parse_arch(text))
         if kind == "number":
             return Literal(text, _number(text))
-        if kind == "word" and text.lower() in ("true", "false"):
-            return Literal(text, int(text.lower() == "true"))
+        if text.lower() in SWITCHES:
+            return Literal(text, SWITCHES[text.lower()])
         if field in NUMBER_FIELDS:
             raise RequestError(
                 f"--where compares the number {field} with the text {text!a}: write a number without quotes"

@@ -487,7 +487,7 @@ int hgemm_blas_compute(hgemm_blas_handle *handle, hgemm_blas_product const *p, h
   }
   if (status == BLAS_FORWARD && hgemm_blas_simt_serves(p)) {
     status = hgemm_blas_simt(handle, &problem, BLAS_STRIDED);
-    if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_SIMT, NULL);
+    if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_SIMT, hgemm_last_message());
   }
   return status;
 }
@@ -544,7 +544,7 @@ static int compute_captured(hgemm_blas_handle *handle, hgemm_blas_product const 
                             float beta) {
   hgemm_problem const problem = hgemm_blas_problem(p, types, alpha, beta);
   int const status = hgemm_blas_simt(handle, &problem, BLAS_POINTERS);
-  if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_SIMT, NULL);
+  if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_SIMT, hgemm_last_message());
   return status;
 }
 
@@ -584,7 +584,7 @@ static int multiply(hgemm_blas_handle *handle, hgemm_blas_product const *p) {
 
 int hgemm_blas_multiply(hgemm_blas_handle *handle, hgemm_blas_product const *p) {
   int status;
-  if (hgemm_blas_logs()) hgemm_fail(HGEMM_OK, "%s", "");
+  hgemm_blas_log_begin();
   status = multiply(handle, p);
   if (status != BLAS_SUCCESS && status != BLAS_FORWARD && hgemm_blas_logs()) hgemm_blas_log_failed(p, status);
   return status;

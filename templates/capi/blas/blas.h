@@ -188,8 +188,12 @@ enum { BLAS_BY_HGEMM, BLAS_BY_SIMT, BLAS_BY_CUBLAS, BLAS_BY_NONE };
 
 int hgemm_blas_logs(void);
 
-/* Counts a product, and prints it if it is new. `server` is one of BLAS_BY_, `kernel` a name or null. */
-void hgemm_blas_log(hgemm_blas_product const *product, int server, char const *kernel);
+/* Counts a product, and prints it if it is new. `server` is one of BLAS_BY_. `detail` is the name of the kernel, or says why no kernel
+ * on tensor cores computed it; null if there is nothing to say. */
+void hgemm_blas_log(hgemm_blas_product const *product, int server, char const *detail);
+
+/* Clears the message of hgemm_last_message(), so that the log does not print that of an earlier call. */
+void hgemm_blas_log_begin(void);
 
 /* Counts a call that failed, and prints it once, with the reason that hgemm_last_message() gives. */
 void hgemm_blas_log_failed(hgemm_blas_product const *product, int status);

@@ -15,7 +15,7 @@
     real = (int(*) types)hgemm_blas_real(name);                                                       \
     real_handle = real == NULL ? NULL : own != NULL ? hgemm_blas_real_handle(own) : handle;           \
     if (own != NULL && hgemm_blas_logs()) {                                                           \
-      hgemm_blas_log(&product, real_handle != NULL ? BLAS_BY_CUBLAS : BLAS_BY_NONE, NULL);            \
+      hgemm_blas_log(&product, real_handle != NULL ? BLAS_BY_CUBLAS : BLAS_BY_NONE, hgemm_last_message()); \
     }                                                                                                 \
     if (real_handle == NULL) return own != NULL ? BLAS_NOT_SUPPORTED : BLAS_NOT_INITIALIZED;          \
     return real(real_handle, __VA_ARGS__);                                                            \

@@ -7,6 +7,7 @@
 #include "lt.h"
 
 enum { MAX_PRINTED = 8192, SERVERS = 4 };
+#define NOBODY "nobody, as there is no real cuBLAS"
 
 static pthread_once_t asked = PTHREAD_ONCE_INIT;
 static int enabled;
@@ -40,7 +41,9 @@ static int is_new(uint64_t hash) {
 static uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15) + (hash >> 29); }
 
 static char const *type_name(int type) {
-  return type == BLAS_R_32F ? "f32" : type == BLAS_R_16F ? "f16" : type == BLAS_R_16BF ? "bf16" : "other";
+  static char const *const names[BLAS_TYPE_LAST + 1] = {[BLAS_R_32F] = "f32",   [1] = "f64",  [BLAS_R_16F] = "f16", [3] = "i8",
+                                                        [BLAS_R_16BF] = "bf16", [10] = "i32", [28] = "e4m3",        [29] = "e5m2"};
+  return type >= 0 && type <= BLAS_TYPE_LAST && names[type] != NULL ? names[type] : "other";
 }
 
 static char const *epilogue_name(hgemm_blas_epilogue const *epilogue, char name[32]) {
@@ -73,11 +76,15 @@ static void print_once(hgemm_blas_product const *p, uint64_t outcome, char const
           detail != NULL && *detail != '\0' ? ", " : "", detail != NULL ? detail : "");
 }
 
-void hgemm_blas_log(hgemm_blas_product const *p, int server, char const *kernel) {
-  static char const *const servers[SERVERS] = {"hgemm", "hgemm without tensor cores", "cuBLAS", "nobody"};
+void hgemm_blas_log_begin(void) {
+  if (hgemm_blas_logs()) hgemm_fail(HGEMM_OK, "%s", "");
+}
+
+void hgemm_blas_log(hgemm_blas_product const *p, int server, char const *detail) {
+  static char const *const servers[SERVERS] = {"hgemm", "hgemm without tensor cores", "cuBLAS", NOBODY};
   pthread_mutex_lock(&printing);
   ++counts[server];
-  print_once(p, (uint64_t)server, servers[server], kernel);
+  print_once(p, (uint64_t)server, servers[server], detail);
   pthread_mutex_unlock(&printing);
 }
 
@@ -91,7 +98,7 @@ void hgemm_blas_log_failed(hgemm_blas_product const *p, int status) {
 void hgemm_blas_log_forwarded(char const *function, uint32_t index, int found) {
   pthread_mutex_lock(&printing);
   ++forwarded;
-  if (is_new(mixed(2, index + 1))) fprintf(stderr, "hgemm_blas: %s: %s\n", function, found ? "cuBLAS" : "nobody");
+  if (is_new(mixed(2, index + 1))) fprintf(stderr, "hgemm_blas: %s: %s\n", function, found ? "cuBLAS" : NOBODY);
   pthread_mutex_unlock(&printing);
 }
 

@@ -213,8 +213,8 @@ HGEMM_BLAS_API int cublasLtMatmul(void *handle, void const *operation, void cons
   if (is_ours) {
     product = product_of("cublasLtMatmul", &call, &epilogue);
     product.alpha = alpha, product.beta = beta, product.a = a, product.b = b, product.c = d, epilogue.c = c;
+    hgemm_blas_log_begin();
     if (own != NULL && (algorithm == NULL || ours_chosen)) {
-      if (hgemm_blas_logs()) hgemm_fail(HGEMM_OK, "%s", "");
       status = multiply(own, &call, &product, &epilogue, workspace, workspace_bytes, stream);
       if (status != BLAS_SUCCESS && status != BLAS_FORWARD && hgemm_blas_logs()) hgemm_blas_log_failed(&product, status);
     }
@@ -228,7 +228,7 @@ HGEMM_BLAS_API int cublasLtMatmul(void *handle, void const *operation, void cons
   if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&layout_c, &rooms[3]);
   if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&layout_d, &rooms[4]);
   if (hgemm_blas_logs() && is_ours && is_legal_operation(product.transa) && is_legal_operation(product.transb)) {
-    hgemm_blas_log(&product, status == BLAS_SUCCESS ? BLAS_BY_CUBLAS : BLAS_BY_NONE, NULL);
+    hgemm_blas_log(&product, status == BLAS_SUCCESS ? BLAS_BY_CUBLAS : BLAS_BY_NONE, hgemm_last_message());
   }
   if (status != BLAS_SUCCESS) return status;
   return real(handle, operation, alpha, a, layout_a, b, layout_b, beta, c, layout_c, d, layout_d, ours_chosen ? NULL : algorithm,

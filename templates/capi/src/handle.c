@@ -57,7 +57,9 @@ static hgemm_status read_properties(hgemm_handle *handle) {
   hgemm_target_init(&handle->target, (uint32_t)(values[MAJOR] * 10 + values[MINOR]), (uint32_t)values[SMS],
                     (uint32_t)values[SMEM]);
   if (handle->target.count > 0) return HGEMM_OK;
-  return hgemm_fail(HGEMM_ERROR_UNSUPPORTED_DEVICE, "no kernel of this library runs on sm_%d%d", values[MAJOR], values[MINOR]);
+  return hgemm_fail(HGEMM_ERROR_UNSUPPORTED_DEVICE,
+                    "no kernel of this library runs on sm_%d%d: generate kernels with --arch %d%d, and export them", values[MAJOR],
+                    values[MINOR], values[MAJOR], values[MINOR]);
 }
 
 hgemm_status hgemm_create(hgemm_handle **result, int device) {
