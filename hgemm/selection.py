@@ -312,10 +312,11 @@ class Selector:
             return f"no variant computes {query.kind} on {self.target.name}: make one with `generate --epilogue`"
         if query.kind.dtype_a != query.kind.dtype_b or query.kind.dtype_a == "f32":
             return f"no kernel computes {query.kind}: use f16 or bf16 for both A and B, or f32 with precision tf32"
-        cover = (
-            f"hgemm cover --arch {self.target.number} {query.kind.cover_options} --add{library_suffix(self.library)}"
-        )
-        fix = f"`{cover}` makes one"
+        options = f"--arch {self.target.number} {query.kind.cover_options}"
+        cover = f"hgemm cover {options} --add"
+        if query.kind.pointer_arrays:
+            cover = f"generate {options} --pointer-arrays on"
+        fix = f"`{cover}{library_suffix(self.library)}` makes one"
         if not any(kind_supports(kind, query.kind.code) for kind in kinds):
             return f"no variant computes {query.kind} on {self.target.name}: {fix}"
         rows = [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, made_once, subject_of
+from conftest import SMALL, hgemm, made_once, subject_of
 from exports import CChoice, CDevice, CProblem, export_paper, loaded, paper_library
 
 from generator.build.emit import emit
@@ -78,6 +79,33 @@ def test_other_kernels_keep_their_source() -> None:
 
 
 # ---- Selection and checks -------------------------------------------------------------------------------------------
+
+
+def test_the_verb_selects_among_them_and_says_how_to_make_one(tmp_path: Path, capsys) -> None:
+    plans = [plan_of(**texts) for texts in (POINTERS, SMALL)]
+    library = paper_library(tmp_path / "library", [emit(plan, templates_folder()) for plan in plans])
+    words = [
+        "select",
+        "--library",
+        library.folder,
+        "--arch",
+        "80",
+        "--m",
+        64,
+        "--n",
+        64,
+        "--k",
+        64,
+        "--batch",
+        3,
+        "--json",
+    ]
+    symbols = [emit(plan, templates_folder()).symbol for plan in plans]
+    for more, symbol in ((["--pointer-arrays"], symbols[0]), ([], symbols[1])):
+        status, out, _ = hgemm(capsys, *words, *more)
+        assert status == 0 and json.loads(out)["symbol"] == symbol
+    status, _, err = hgemm(capsys, *words, "--pointer-arrays", "--layout", "nt")
+    assert status == 1 and "`generate --arch 80 --dtype f16 --layout nt --pointer-arrays on --library" in err
 
 
 def test_only_problems_with_pointer_arrays_select_them(tmp_path: Path) -> None:

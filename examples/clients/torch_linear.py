@@ -1,8 +1,7 @@
 """Run PyTorch's linear layers on kernels of this library by the preloaded libhgemm_blas.so, and compare them with float64.
 
     generate --catalog --arch sm_90,sm_90a
-    generate --arch sm_90a --tile 128x128x64 --dtype f16,bf16 --bias launch --activation relu
-    generate --arch sm_90a --tile 128x128x64 --dtype f16,bf16 --epilogue "gelu_tanh(alpha * acc + bias)"
+    generate --catalog blas --arch sm_90a    # relu and gelu
     hgemm export --blas --to build/hgemm
     python examples/clients/torch_linear.py build/hgemm
 

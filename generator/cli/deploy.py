@@ -100,6 +100,7 @@ Examples:
     metavar="EPILOGUE",
     help="Select a variant of this epilogue: a formula or FILE.py:FUNCTION, as for `generate`.",
 )
+@click.option("--pointer-arrays", is_flag=True, help="Select a variant that reads the addresses of a batch on the GPU.")
 @click.option("--beta", is_flag=True, help="Add beta * C. Requires a variant with --beta on.")
 @click.option("--align", type=click.Choice(_ALIGNS), help="Alignment of all operands, in elements. Default: dense.")
 @click.option("--workspace", type=click.IntRange(0), metavar="BYTES", help="Largest workspace. Default: no limit.")
@@ -116,6 +117,7 @@ def select_command(
     k: int | None,
     batch: int,
     epilogue_text: str,
+    pointer_arrays: bool,
     beta: bool,
     align: str | None,
     workspace: int | None,
@@ -131,7 +133,7 @@ def select_command(
     if sms and not arch:
         raise RequestError("--sms needs --arch: without --arch, this machine's GPU is used")
     workspace_bytes = ANY_WORKSPACE if workspace is None else workspace
-    kind, expression = kind_from(**words), None
+    kind, expression = replace(kind_from(**words), pointer_arrays=pointer_arrays), None
     if epilogue_text:
         from hgemm.epilogue_language import as_epilogue  # imports `ast` and `inspect`
 

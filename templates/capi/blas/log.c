@@ -7,7 +7,7 @@
 #include "lt.h"
 
 enum { MAX_PRINTED = 8192, SERVERS = 4 };
-#define NOBODY "nobody, as there is no real cuBLAS"
+#define NOBODY "nobody (no real cuBLAS)"
 
 static pthread_once_t asked = PTHREAD_ONCE_INIT;
 static int enabled;
