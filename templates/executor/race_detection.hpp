@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include <executor/numbers.hpp>
+
 namespace hgemm::executor {
 
 // ---- Vector clocks -------------------------------------------------------------------------------------------------
@@ -57,34 +59,58 @@ class Ref {
   T* object_ = nullptr;
 };
 
-// The known epochs of one CTA's agents. Agents past the end have epoch 0.
+// Known epochs of one CTA's agents. Agents past the end have epoch 0. Several clocks may share them.
 struct Epochs {
   int references = 0;
-  uint32_t cta = 0;
   std::vector<uint32_t> known;
+
+  uint32_t of(size_t agent) const { return agent < known.size() ? known[agent] : 0; }
 };
 
 // A vector clock: the known epochs of all CTAs.
 struct Clock {
+  struct Part {
+    uint32_t cta;
+    Ref<Epochs> epochs;
+  };
+
   int references = 0;
-  std::vector<Ref<Epochs>> ctas;
+  std::vector<Part> parts;
 
   Epochs const* of(uint32_t cta) const {
-    for (auto const& epochs : ctas) {
-      if (epochs->cta == cta) return epochs.get();
+    for (auto const& part : parts) {
+      if (part.cta == cta) return part.epochs.get();
     }
     return nullptr;
   }
 };
 
+// Whether an element of one array exceeds that of another, and the reverse. 0: none does.
+struct Excess {
+  uint32_t one, other;
+};
+HGEMM_CLONES static Excess compare(uint32_t const* one, uint32_t const* other, size_t count) {
+  uint32_t more = 0, less = 0;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t const most = std::max(one[i], other[i]);
+    more |= most ^ other[i];
+    less |= most ^ one[i];
+  }
+  return {more, less};
+}
+HGEMM_CLONES static void raise(uint32_t* to, uint32_t const* from, size_t count) {
+  for (size_t i = 0; i < count; ++i) to[i] = std::max(to[i], from[i]);
+}
+
 // Tells whether `more` contains all that `less` knows.
 inline bool covers(Clock const* more, Clock const* less) {
   if (more == less || !less) return true;
-  for (auto const& part : less->ctas) {
-    Epochs const* const epochs = more ? more->of(part->cta) : nullptr;
-    if (epochs == part.get()) continue;
-    for (size_t i = 0; i < part->known.size(); ++i) {
-      if (part->known[i] > (epochs && i < epochs->known.size() ? epochs->known[i] : 0)) return false;
+  for (auto const& part : less->parts) {
+    Epochs const* const epochs = more ? more->of(part.cta) : nullptr;
+    if (epochs == part.epochs.get()) continue;
+    auto const& known = part.epochs->known;
+    for (size_t i = 0; i < known.size(); ++i) {
+      if (known[i] > (epochs ? epochs->of(i) : 0)) return false;
     }
   }
   return true;
@@ -108,11 +134,11 @@ struct Knowledge {
   uint32_t known_of(uint32_t other_cta, uint16_t agent) const {
     if (other_cta == cta) {
       if (agent == thread) return epoch;
-      uint32_t const known = own_cta && agent < own_cta->known.size() ? own_cta->known[agent] : 0;
+      uint32_t const known = own_cta ? own_cta->of(agent) : 0;
       return agent == copies ? std::max(known, copies_completed) : known;
     }
     Epochs const* const epochs = clock ? clock->of(other_cta) : nullptr;
-    return epochs && agent < epochs->known.size() ? epochs->known[agent] : 0;
+    return epochs ? epochs->of(agent) : 0;
   }
   bool knows(Access const& access) const { return access.epoch <= known_of(access.cta, access.agent); }
   // Whether a write of the thread is ordered after an access.
@@ -122,13 +148,13 @@ struct Knowledge {
   }
 };
 
-// Builds the union of several clocks.
+// Builds the union of several clocks. Parts that know the most stay shared, so that later unions find that they are the same.
 class ClockUnion {
  public:
   void add(Ref<Clock> const& clock) {
     if (!clock || clock.get() == latest_.get()) return;
     latest_ = clock;
-    for (auto const& epochs : clock->ctas) add(epochs);
+    for (auto const& part : clock->parts) add(part.cta, part.epochs);
   }
   // `only_for_writes`: the knowledge only orders writes, except that of previous launches.
   void add(Knowledge const& thread, bool only_for_writes = false) {
@@ -137,29 +163,25 @@ class ClockUnion {
       add(thread.clock);
     } else if (thread.clock) {
       latest_ = Ref<Clock>();
-      for (auto const& epochs : thread.clock->ctas) {
-        if (epochs->cta == previous_launches) {
-          add(epochs);
-          continue;
-        }
-        auto& known = writable(epochs->cta | for_writes).known;
-        auto const& more = epochs->known;
-        if (known.size() < more.size()) known.resize(more.size());
-        for (size_t i = 0; i < more.size(); ++i) known[i] = std::max(known[i], more[i]);
+      for (auto const& part : thread.clock->parts) {
+        add(part.cta == previous_launches ? part.cta : part.cta | for_writes, part.epochs);
       }
     }
     set(thread.cta | mark, thread.thread, thread.epoch);
     if (thread.copies != no_agent) set(thread.cta | mark, thread.copies, thread.copies_completed);
   }
   void set(uint32_t cta, uint16_t agent, uint32_t epoch) {
-    auto& known = writable(cta).known;
+    Part* const part = find(cta);
+    if (part && epoch <= part->epochs->of(agent)) return;
+    auto& known = writable(part, cta).known;
     if (known.size() <= agent) known.resize(agent + 1);
-    known[agent] = std::max(known[agent], epoch);
+    known[agent] = epoch;
   }
   bool empty() const { return parts_.empty(); }
   Ref<Clock> clock() {
     Ref<Clock> result(new Clock);
-    for (auto& part : parts_) result->ctas.push_back(part.epochs);
+    result->parts.reserve(parts_.size());
+    for (auto& part : parts_) result->parts.push_back({part.cta, std::move(part.epochs)});
     parts_.clear();
     latest_ = Ref<Clock>();
     return result;
@@ -167,38 +189,50 @@ class ClockUnion {
 
  private:
   struct Part {
-    Ref<Epochs> epochs;
+    uint32_t cta;
     bool shared;  // also used by other clocks, so it must not be changed
+    Ref<Epochs> epochs;
   };
 
-  void add(Ref<Epochs> const& epochs) {
+  Part* find(uint32_t cta) {
     for (auto& part : parts_) {
-      if (part.epochs->cta != epochs->cta) continue;
-      if (part.epochs.get() == epochs.get()) return;
-      auto& known = own(part).known;
-      auto const& more = epochs->known;
-      if (known.size() < more.size()) known.resize(more.size());
-      for (size_t i = 0; i < more.size(); ++i) known[i] = std::max(known[i], more[i]);
+      if (part.cta == cta) return &part;
+    }
+    return nullptr;
+  }
+  void add(uint32_t cta, Ref<Epochs> const& epochs) {
+    Part* const part = find(cta);
+    if (!part) {
+      parts_.push_back({cta, true, epochs});
       return;
     }
-    parts_.push_back({epochs, true});
-  }
-  Epochs& writable(uint32_t cta) {
-    for (auto& part : parts_) {
-      if (part.epochs->cta == cta) return own(part);
+    if (part->epochs.get() == epochs.get()) return;
+    auto const& more = epochs->known;
+    if (part->shared) {
+      auto const& known = part->epochs->known;
+      size_t const both = std::min(known.size(), more.size());
+      Excess const excess = compare(known.data(), more.data(), both);
+      if (!excess.other && more.size() == both) return;
+      if (!excess.one && known.size() == both) {
+        part->epochs = epochs;
+        return;
+      }
     }
-    parts_.push_back({Ref<Epochs>(new Epochs), false});
-    parts_.back().epochs->cta = cta;
-    return *parts_.back().epochs.get();
+    auto& known = writable(part, cta).known;
+    if (known.size() < more.size()) known.resize(more.size());
+    raise(known.data(), more.data(), more.size());
   }
-  static Epochs& own(Part& part) {
-    if (part.shared) {
-      Epochs* const copy = new Epochs;
-      copy->cta = part.epochs->cta;
-      copy->known = part.epochs->known;
-      part = {Ref<Epochs>(copy), false};
+  Epochs& writable(Part* part, uint32_t cta) {
+    if (!part) {
+      parts_.push_back({cta, false, Ref<Epochs>(new Epochs)});
+      part = &parts_.back();
+    } else if (part->shared) {
+      Ref<Epochs> copy(new Epochs);
+      copy->known = part->epochs->known;
+      part->epochs = std::move(copy);
+      part->shared = false;
     }
-    return *part.epochs.get();
+    return *part->epochs.get();
   }
 
   std::vector<Part> parts_;

@@ -23,12 +23,6 @@
 
 namespace hgemm::executor {
 
-// Functions that also exist for processors with AVX2, which take half the time.
-#if defined(__x86_64__) && defined(__GLIBC__) && (!defined(__clang__) || __clang_major__ >= 16)
-#define HGEMM_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define HGEMM_CLONES
-#endif
 #define HGEMM_INLINE inline __attribute__((always_inline))
 
 struct TensorCoreArithmetic {
