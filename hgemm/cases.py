@@ -22,6 +22,8 @@ TILES_PER_CTA = 6
 """The tiles that every CTA of a persistent kernel computes in at least one case."""
 _RING_BATCH = TILES_PER_CTA + 1
 """Tiles per CTA in the case that fills every stage several times: an odd number, so that ping-pong consumers differ."""
+_SPLIT_RING_BATCH = 5
+"""The same for parts of tiles: each tile has several."""
 FAR_ELEMENTS = 2**31
 """Offsets beyond this do not fit a signed 32-bit integer."""
 _USED_SHARE = 0.8
@@ -72,7 +74,8 @@ class Case:
         the least leading dimension of A, B, C and D. `min_span` is the least distance of the last row of each from its first.
         `cancels` takes a C that cancels the product but for its rounding, so that D shows the last bits of the sums.
         `once` runs the case once, with normal numbers: its faults do not depend on timing. `brief` runs it once with each kind of
-        numbers, not twice, or only with the kind `numbers`. `bias` and `options` are for variants that leave them to the launch.
+        numbers, not twice. `numbers` names the only kind that it has. On the CPU, `first_order` is the order of execution of its
+        first launch. `bias` and `options` are for variants that leave them to the launch.
     """
 
     shape: Shape
@@ -91,6 +94,7 @@ class Case:
     once: bool = False
     brief: bool = False
     numbers: str = ""
+    first_order: int = 0
 
     def __str__(self) -> str:
         words = [str(self.shape), f"alpha={self.alpha:g}"] + ([f"beta={self.beta:g}"] if self.beta else [])
@@ -166,7 +170,7 @@ def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
         options = LaunchOptions(splits, 0, 2)
         if repeats:  # D is small, so that many tiles of many k-tiles cost little
             long_k = (traits.stages + 1) * traits.tile_k  # each tile reuses a stage, another one than the tile before
-            turns = Shape(9, 8, long_k, _RING_BATCH * workers)
+            turns = Shape(9, 8, long_k, (_RING_BATCH if splits == 1 else _SPLIT_RING_BATCH) * workers)
             cases.append(Case(turns, *_scalars(traits, 2), broadcast="a", options=options))
         if traits.beta and (repeats or traits.decides_bias):
             # Without C there is another epilogue, for each kind of bias. It reuses its shared memory, too.

@@ -507,7 +507,9 @@ def verify(
     if case.once:
         options = replace(options, data=options.data[-1:], twice=False)
     if case.brief:
-        options = replace(options, data=(case.numbers,) if case.numbers else options.data, twice=False)
+        options = replace(options, twice=False)
+    if case.numbers:
+        options = replace(options, data=(case.numbers,))
     if case.cancels:
         options = replace(options, data=options.data[-1:])
     for kind in options.data:

@@ -284,10 +284,9 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     if traits.overwritten:
         in_place = Case(Shape(m + 5, n // 2 + 4, k + 6, 2), -0.5, float(traits.takes_beta), loose=True, in_place=True)
         cases.append(in_place)
-    if traits.persistent:
-        cases.append(replace(several, shape=Shape(m + 1, n + 1, k + 3, PERSISTENT_CTAS // 2 + 1)))
     # Every second case is loose, so pairs of cases alternate.
-    cases = [replace(case, brief=True, numbers=KINDS[at // 2 % 2]) for at, case in enumerate(cases)]
+    kinds = [at // 2 % 2 for at in range(len(cases))]
+    cases = [replace(case, brief=True, numbers=KINDS[kind], first_order=kind) for kind, case in zip(kinds, cases)]
     if traits.grid_rule == "stream_k":
         cases += _shared_cases(traits)
         for count in (8, 9):  # k-tiles of a tile: all shares but one have 9 of them, or all have 10
@@ -301,8 +300,11 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     covering = covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)
     cases += [replace(case, brief=not case.once) for case in covering]
     cases.append(far_case(traits, Shape(m + 1, n + 1, k + 8, 2), FAR_LEADING))
-    for at in (0, 3) if splits > 1 else (0,):
-        cases[at] = replace(cases[at], brief=False, numbers="")
+    # If another case has more tiles and k-tiles, whole tiles run in the two orders that no other case has.
+    repeats = traits.persistent or traits.grid_rule == "stream_k"
+    cases[0] = replace(cases[0], brief=repeats, numbers="", first_order=2 if repeats else 0)
+    if splits > 1:
+        cases[3] = replace(cases[3], brief=False, numbers="", first_order=0)
     return varied(traits, cases)
 
 
@@ -317,7 +319,7 @@ def number_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     have two k-tiles, because the twin has shown that the stages are reused in time.
     """
     cases = default_cases(traits, stages)
-    whole, ragged = (replace(cases[at], brief=True, numbers="") for at in (0, _RAGGED))
+    whole, ragged = (replace(cases[at], brief=True, numbers="", first_order=0) for at in (0, _RAGGED))
     found = [replace(whole, shape=replace(whole.shape, k=2 * traits.splits * traits.tile_k)), ragged]
     parts = next((case for case in cases if case.options and case.options.splits > 1), None)
     biases = {case.bias: case for case in reversed(cases) if case.bias not in {one.bias for one in found}}
@@ -328,7 +330,7 @@ _TAILS = (
     LaunchOptions(7, 0, 1),
     LaunchOptions(3, 1, -2),
     LaunchOptions(2, PERSISTENT_CTAS, 3),
-    LaunchOptions(4, 6, -1),
+    LaunchOptions(4, PERSISTENT_CTAS + 1, -1),
 )
 """Options of launches that split the last tiles of several."""
 
@@ -336,17 +338,18 @@ _TAILS = (
 def _shared_cases(traits: LaunchTraits) -> list[Case]:
     """Return problems for stream-K and splits: one tile, fewer tiles than workers, one more, and more than a whole wave."""
     m, n, k = traits.tile_m * traits.cluster_shape[0], traits.tile_n * traits.cluster_shape[1], traits.tile_k
-    tiles = (15, 9, 9, 8) if traits.grid_rule == "stream_k" else (9, 6, 5, 5)  # of k
+    is_stream_k = traits.grid_rule == "stream_k"
+    tiles = (15, 9, 9, 8) if is_stream_k else (9, 6, 5, 5)  # of k
     shapes = (
         Shape(m - 1, n - 1, tiles[0] * k - 3),
         Shape(m, n + 5, tiles[1] * k),
         Shape(m, n // 2 + 1, tiles[2] * k - 7, PERSISTENT_CTAS + 1),
-        Shape(m // 2 + 3, n - 3, tiles[3] * k - 1, 2 * PERSISTENT_CTAS + 1),
+        Shape(m // 2 + 3, n - 3, tiles[3] * k - 1, 2 * PERSISTENT_CTAS + 1 if is_stream_k else PERSISTENT_CTAS + 2),
     )
     # Second launches show whether sums depend on the order of arrival, and find the counters that the first ones left.
-    brief = traits.grid_rule != "stream_k"
-    cases = [replace(case, brief=brief) for case in cases_of(traits, shapes)]
-    return [*cases[:-1], replace(cases[-1], brief=False)]
+    cases = [replace(case, brief=not is_stream_k) for case in cases_of(traits, shapes)]
+    last = cases[-1] if is_stream_k else replace(cases[-1], brief=False, numbers=KINDS[1])
+    return [*cases[:-1], last]
 
 
 def measured_case(traits: LaunchTraits, k_tiles: int) -> Case:

@@ -23,7 +23,7 @@ from generator.proof.sandbox import SandboxedExecutable
 from generator.ptx.parser import parse_head
 from generator.ptx.translate import FUNCTION, TWIN_FUNCTION
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
-from hgemm.cases import KINDS, Case, Shape, cases_of
+from hgemm.cases import Case, Shape, cases_of
 from hgemm.dtypes import DTYPES
 from hgemm.launch_traits import LaunchTraits
 from hgemm.verification import UNBOUNDED, Check, CheckOptions, Trial, verify
@@ -429,10 +429,7 @@ def _checks_of(kernel: EmulatedKernel, cases: list[Case], seed: int) -> Iterator
 
 def check_case(kernel: EmulatedKernel, case: Case, seed: int) -> EmulatedCheck:
     """Check one case: its results as on a device, and the findings of the executor."""
-    adversaries = adversaries_of(str(case), seed)
-    if case.brief and case.numbers:  # the one that these numbers have in a brief case
-        adversaries = adversaries[KINDS.index(case.numbers) :]
-    alone = replace(kernel, adversaries=adversaries, reports=[])
+    alone = replace(kernel, adversaries=adversaries_of(str(case), seed)[case.first_order :], reports=[])
     check = verify(alone, case, HostMemory(), CheckOptions(seed=seed))
     found = [(adversary, finding) for adversary, report in alone.reports for finding in report.findings]
     if not found:
