@@ -58,13 +58,14 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": (
         "BertConfig",
         "BertForMaskedLM",
-        {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 30522}
-        | {"max_position_embeddings": 4096},
+        {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 30522},
     ),
 }
 """Class of the config, class of the model, and sizes: Llama 3 8B, Mistral 7B, Qwen2 7B, GPT-2 XL and BERT large."""
 DTYPES = {"f16": "float16", "bf16": "bfloat16"}
 ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8}
+LONGEST = {"bert": 512}
+"""The longest sequence, in tokens, of models that take more tokens as a batch."""
 MODES = ("eager", "graph", "compile")
 STATES = ("burst", "steady")
 
@@ -85,6 +86,12 @@ def make_model(name: str, dtype: str, layers: int, device: str = "cuda", **sizes
             return getattr(transformers, model_class)(config).eval()
     finally:
         torch.set_default_dtype(before)
+
+
+def sequences_of(name: str, count: int) -> tuple[int, int]:
+    """Return the number and the length of sequences with about `count` tokens together."""
+    sequences = -(-count // LONGEST.get(name, count))
+    return sequences, count // sequences
 
 
 def shared_copy(model: Any) -> Any:
@@ -212,13 +219,13 @@ def measure_model(name: str, dtype: str, layers: int, counts: list[int], modes: 
         click.echo(f"  {kept.name}: {kept.reason}", err=True)
     reference = copy.deepcopy(base).double()
     for count in counts:
-        tokens = torch.randint(0, base.config.vocab_size, (1, count), device="cuda")
+        tokens = torch.randint(0, base.config.vocab_size, sequences_of(name, count), device="cuda")
         with torch.inference_mode():
             logits = {"torch": base(tokens).logits, "patched": ours(tokens).logits}
             found = errors(logits, reference(tokens).logits)
         del logits
         for mode in modes:
-            row = {"model": name, "dtype": dtype, "tokens": count, "mode": mode}
+            row = {"model": name, "dtype": dtype, "tokens": tokens.numel(), "mode": mode}
             row |= {f"{one}_error": float(f"{value:.3g}") for one, value in found.items()}
             row |= {"ok": found["patched"] <= bound(found["torch"], dtype), "patched": len(patch.replaced)}
             try:
