@@ -42,13 +42,18 @@ MLPS = {
     "swiglu": ((2 * INNER, HIDDEN, SWIGLU), (HIDDEN, INNER, "residual: Matrix; acc + residual")),
 }
 """n, k and epilogue of the two launches of a whole MLP."""
-TILES = (
-    {"tile": "128x256x64", "cooperation": "cooperative", "cluster": ["2x1", "1x1"]},
-    {"tile": "256x128x64", "cooperation": "cooperative", "cluster": "2x1"},
-    {"tile": "128x128x64", "cooperation": ["pingpong", "cooperative"], "cluster": "2x1"},
+TILES: tuple[dict[str, Any], ...] = (
+    {"tile": "128x256x64", "cluster": ["2x1", "1x1"]},
+    {"tile": "128x256x64", "cluster": "2x1", "swap_ab": True},
+    {"tile": "256x128x64", "cluster": ["2x1", "1x2"]},
+    {"tile": "256x112x64", "cluster": "1x2"},
+    {"tile": "128x224x64", "cluster": "2x1"},
+    {"tile": "128x128x64", "cooperation": "pingpong", "cluster": ["2x1", "1x2"]},
     {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "2x1", "raster": "row"},
     {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "1x2", "raster": "column"},
-    {"tile": "128x192x64", "cooperation": "cooperative", "cluster": "1x1"},
+    {"tile": "128x160x64", "cooperation": "pingpong", "cluster": ["2x1", "1x2"]},
+    {"tile": "128x176x64", "cooperation": "pingpong", "cluster": "2x1"},
+    {"tile": "64x256x64", "cooperation": "pingpong", "cluster": "2x1"},
 )
 PARTS = ("layers", "mlp", "gallery")
 GALLERY_TILE = {"tile": "128x256x64", "cooperation": "cooperative", "cluster": "2x1"}
@@ -68,10 +73,10 @@ def build(library: str, jobs: int | None) -> dict[str, list[Any]]:
     """Return the kernels of each expression, and of none, in one order of tiles."""
     common = {"arch": "sm_90a", "layout": "tn", "dtype": "f16", "beta": "off"}
     texts = ["none", LINEAR, *(text for launches in MLPS.values() for _, _, text in launches)]
-    found = {
-        text: hgemm.generate([{**common, **tile} for tile in TILES], epilogue=text, library=library, jobs=jobs)
-        for text in texts
-    }
+    found = {}
+    for text in texts:
+        tiles = [tile for tile in TILES if text != SWIGLU or "swap_ab" not in tile]  # gated pairs exclude swap_ab
+        found[text] = hgemm.generate([{**common, **tile} for tile in tiles], epilogue=text, library=library, jobs=jobs)
     for name in GALLERY:
         function = getattr(epilogues, name)
         found[name] = hgemm.generate({**common, **GALLERY_TILE}, epilogue=function, library=library, jobs=jobs)
@@ -243,7 +248,7 @@ class Choice:
 
 
 def tile_of(kernel: Any) -> tuple[str, ...]:
-    return tuple(kernel.record["spec"][name] for name in ("cta_tile", "cluster", "cooperation", "raster"))
+    return tuple(kernel.record["spec"][name] for name in ("cta_tile", "cluster", "cooperation", "raster", "swap_ab"))
 
 
 def time_layer(choice: Choice, name: str, text: str, m: int, compiled: bool) -> dict[str, Any]:

@@ -1380,7 +1380,7 @@ EXPRESSIONS = (
     ),
     Fault(
         "wgmma: a vector of a matrix in the box's row of another",
-        At("OfSubtile::Of::exchange", "From::row(at.thread) + i * From::rows").replace("From::row(at.thread)"),
+        At("OfMatrix::write", "first + i * rows").replace("first"),
         AHEAD_90,
         "65x128x70",
         ("uninitialised", "poison", NUMBERS),
@@ -1415,14 +1415,21 @@ EXPRESSIONS = (
     ),
     Fault(
         "wgmma: no last column in a vector of a matrix",
-        At("OfMatrix::beginning", "e < count").replace("e < count - 1"),
+        At("OfMatrix::write", "e >= inside").replace("e >= inside - 1"),
         AHEAD_90,
         "65x150x70",
         (NUMBERS,),
     ),
     Fault(
+        "wgmma: the end of a matrix's row beyond its last row",
+        At("OfMatrix::write", "m >= at.pairs.rows()").replace("false"),
+        AHEAD_90,
+        "65x150x70",
+        ("bounds",),
+    ),
+    Fault(
         "wgmma: a row of an expression from the first of 4 lanes",
-        At("OfSubtile::Of::exchange", "at.thread % 4").replace("0"),
+        At("OfSubtile::Of::exchange", "at.pairs.thread % 4").replace("0"),
         AHEAD_90,
         "65x128x70",
         (NUMBERS,),

@@ -44,7 +44,11 @@ template <class Policy>
 inline constexpr int accumulators_of<Policy, typename MakeVoid<typename Policy::Expression>::Type> =
     Policy::Expression::accumulators;
 
-// The matrices among the inputs.
+// The inputs, and the matrices among them.
+template <class Policy, class = void>
+inline constexpr int operands_of = 0;
+template <class Policy>
+inline constexpr int operands_of<Policy, typename MakeVoid<typename Policy::Expression>::Type> = Policy::Expression::operands;
 template <class Policy, class = void>
 inline constexpr int matrices_of = 0;
 template <class Policy>

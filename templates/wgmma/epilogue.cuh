@@ -231,9 +231,9 @@ struct AccumulatorPairs {
     Subtile const& subtile;
   };
 
-  // A thread of the warpgroup, and the boxes of the subtile of D. A warp may write its own 16 rows of them.
-  struct ExchangeAt {
-    int thread;
+  // A subtile of D, and its boxes. A warp may write its own 16 rows of them.
+  template <class Subtile>
+  struct ExchangeAt : SubtileAt<Subtile> {
     unsigned char* boxes;
   };
 
@@ -347,7 +347,7 @@ struct AccumulatorPairs {
       }
     };
 
-    // The same as vectors of 8 columns: those of a warp's 16 rows, row by row.
+    // The same as vectors of 8 columns: those of a warp's 16 rows, row by row. Vectors at the end of D's rows are zeros.
     template <class T, int INDEX>
     struct OfMatrix<T, INDEX, true> {
       Vec16B vecs[COUNT / 2];
@@ -371,29 +371,28 @@ struct AccumulatorPairs {
           if (whole && m + i * rows < at.pairs.rows()) vecs[i] = atoms::ld_global(reinterpret_cast<Vec16B const*>(from));
           from += rows * aux.leading;
         }
-        // The columns of a gated pair are a multiple of 8.
-        if (accumulators_of<Policy> > 1 || !has<COUNT>(at.subtile, j) || n >= columns || whole) return;
-        HGEMM_NO_UNROLL
-        for (int i = 0; i < COUNT / 2 && m + i * rows < at.pairs.rows(); ++i) {
-          from = aux_first<T>(aux, at.subtile.batch) + (m + i * rows) * aux.leading + n;
-          Vec16B const last = beginning(reinterpret_cast<uint16_t const*>(from), columns - n);
-          HGEMM_UNROLL
-          for (int to = 0; to < COUNT / 2; ++to) {
-            if (to == i) vecs[to] = last;
-          }
-        }
       }
 
-      // A vector of fewer than 8 elements.
-      HGEMM_DEVICE static Vec16B beginning(uint16_t const* from, int count) {
-        uint64_t low = 0, high = 0;
-        HGEMM_NO_UNROLL
-        for (int e = 0; e < count; ++e) {
-          uint64_t const bits = uint64_t(atoms::ld_global(from + e)) << 16 * (e % 4);
-          low |= e < 4 ? bits : 0;
-          high |= e < 4 ? 0 : bits;
+      // Writes this lane's vectors to the boxes of D. Elements at the end of D's rows are copied one by one.
+      template <class At>
+      HGEMM_DEVICE void write(At const& at) const {
+        using Boxes = StagedSubtile<Policy>;
+        int const first = row(at.pairs.thread), j = group(at.pairs.thread);
+        HGEMM_UNROLL
+        for (int i = 0; i < COUNT / 2; ++i) {
+          atoms::st_shared(reinterpret_cast<Vec16B*>(at.boxes + Boxes::of_group(first + i * rows, j)), vecs[i]);
         }
-        return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
+        int const n = at.subtile.column_first + j * 8, inside = at.pairs.columns() - n;
+        // The columns of a gated pair are a multiple of 8.
+        if (accumulators_of<Policy> > 1 || !has<COUNT>(at.subtile, j) || inside <= 0 || inside >= 8) return;
+        Aux const& aux = aux_of<Policy>(at.pairs.problem)[INDEX];
+        HGEMM_NO_UNROLL
+        for (int i = 0; i < COUNT / 2 * 8; ++i) {
+          int const r = first + i / 8 * rows, e = i % 8, m = at.subtile.row_first + r;
+          if (e >= inside || m >= at.pairs.rows()) continue;
+          auto const from = reinterpret_cast<uint16_t const*>(aux_first<T>(aux, at.subtile.batch) + m * aux.leading + n + e);
+          atoms::st_shared(reinterpret_cast<uint16_t*>(at.boxes + Boxes::of_group(r, j) + e * 2), atoms::ld_global(from));
+        }
       }
     };
     template <class T, int INDEX>
@@ -409,7 +408,8 @@ struct AccumulatorPairs {
     struct Of : Loaded::template Of<KIND, T, INDEX> {
       using From = typename Loaded::template Of<KIND, T, INDEX>;
 
-      HGEMM_DEVICE void exchange(From const& loaded, ExchangeAt const&) { static_cast<From&>(*this) = loaded; }
+      template <class At>
+      HGEMM_DEVICE void exchange(From const& loaded, At const&) { static_cast<From&>(*this) = loaded; }
 
       HGEMM_DEVICE float number(int, int e) const {
         return atoms::to_float(atoms::from_bits<T>(From::bits[From::is_scalar ? 0 : e / 2]));
@@ -425,9 +425,11 @@ struct AccumulatorPairs {
 
       Both words[COUNT];  // a lane's pair of each group
 
-      HGEMM_DEVICE void exchange(From const& loaded, ExchangeAt const& at) {
+      template <class At>
+      HGEMM_DEVICE void exchange(From const& loaded, At const& at) {
+        int const pair = at.pairs.thread % 4;
         HGEMM_UNROLL
-        for (int j = 0; j < COUNT; ++j) words[j] = atoms::shuffle(loaded.words[j / 8], j % 8 * 4 + at.thread % 4);
+        for (int j = 0; j < COUNT; ++j) words[j] = atoms::shuffle(loaded.words[j / 8], j % 8 * 4 + pair);
       }
 
       HGEMM_DEVICE float number(int j, int e) const {
@@ -443,17 +445,14 @@ struct AccumulatorPairs {
 
       Both words[COUNT][2][paired ? 1 : 2];  // a lane's pairs: (COUNT, upper and lower row)
 
-      HGEMM_DEVICE void exchange(From const& loaded, ExchangeAt const& at) {
+      template <class At>
+      HGEMM_DEVICE void exchange(From const& loaded, At const& at) {
         if constexpr (in_vecs<T>) {
           using Boxes = StagedSubtile<Policy>;
           if constexpr (matrices_of<Policy> > 1) atoms::warp_barrier();  // the pairs of another matrix have been read
-          HGEMM_UNROLL
-          for (int i = 0; i < COUNT / 2; ++i) {
-            int const to = Boxes::of_group(From::row(at.thread) + i * From::rows, From::group(at.thread));
-            atoms::st_shared(reinterpret_cast<Vec16B*>(at.boxes + to), loaded.vecs[i]);
-          }
+          loaded.write(at);
           atoms::warp_barrier();
-          int const row = at.thread / 32 * 16 + at.thread % 16, lane = at.thread % 32;
+          int const lane = at.pairs.thread % 32, row = at.pairs.thread / 32 * 16 + lane % 16;
           HGEMM_UNROLL
           for (int j = 0; j < COUNT; j += 2) {
             unsigned char const* const from = at.boxes + j / Boxes::groups * Boxes::box_bytes;
@@ -729,10 +728,10 @@ struct Epilogue {
     }
   }
 
-  // Whether the inputs of the next subtile are loaded before a subtile is finished: with matrices, if the registers suffice.
+  // Whether the inputs of the next subtile are loaded before a subtile is finished: if there are any, and the registers suffice.
   template <class P, int MOST_BYTES = 112>
   HGEMM_DEVICE static constexpr bool loads_ahead() {
-    if constexpr (matrices_of<P> > 0) return sizeof(SubtileInputs<P>) <= MOST_BYTES;
+    if constexpr (operands_of<P> > 0) return sizeof(SubtileInputs<P>) <= MOST_BYTES;
     return false;
   }
 
@@ -882,10 +881,10 @@ struct Epilogue {
   // The expression of a subtile, from its loaded inputs.
   template <class Subtile, class Loaded>
   HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4], Loaded const& loaded) {
-    SubtileInputs<Policy> inputs;
-    inputs.exchange(loaded, typename Pairs::ExchangeAt{thread, shared.subtile[consumer][stage]});
-    typename Policy::Expression::template Outputs<Pairs::template OutOfSubtile<columns / 8>::template Of> outputs;
     typename Pairs::template SubtileAt<Subtile> const at{pairs, subtile};
+    SubtileInputs<Policy> inputs;
+    inputs.exchange(loaded, typename Pairs::template ExchangeAt<Subtile>{at, shared.subtile[consumer][stage]});
+    typename Policy::Expression::template Outputs<Pairs::template OutOfSubtile<columns / 8>::template Of> outputs;
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       if (last_columns < columns && j >= subtile.count / 8) continue;
