@@ -306,8 +306,6 @@ HGEMM_BLAS_API char const *cublasGetStatusString(int status) { return status_tex
 
 /* ---- Checks of a product ----------------------------------------------------------------------------------------------- */
 
-static int legal_operation(int operation) { return operation >= BLAS_OP_N && operation <= BLAS_OP_C; }
-
 static int legal_compute(int compute) { return compute >= BLAS_COMPUTE_16F && compute <= BLAS_COMPUTE_LAST; }
 
 static int legal_type(int type) { return type >= 0 && type <= BLAS_TYPE_LAST; }

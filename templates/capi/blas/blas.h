@@ -28,6 +28,7 @@ enum { /* cublasStatus_t */
 };
 
 enum { BLAS_OP_N = 0, BLAS_OP_T = 1, BLAS_OP_C = 2 };  /* cublasOperation_t */
+static inline int legal_operation(int operation) { return operation >= BLAS_OP_N && operation <= BLAS_OP_C; }
 enum { BLAS_POINTER_HOST = 0, BLAS_POINTER_DEVICE = 1 }; /* cublasPointerMode_t */
 
 enum { /* cublasMath_t */

@@ -56,7 +56,7 @@ static char const *epilogue_name(hgemm_blas_epilogue const *epilogue, char name[
   return name;
 }
 
-static char operation_name(int operation) { return operation >= BLAS_OP_N && operation <= BLAS_OP_C ? "NTC"[operation] : '?'; }
+static char operation_name(int operation) { return legal_operation(operation) ? "NTC"[operation] : '?'; }
 
 /* Prints a product, unless it was printed with the same outcome. The mutex is locked. */
 static void print_once(hgemm_blas_product const *p, uint64_t outcome, char const *text, char const *detail) {

@@ -100,15 +100,13 @@ static int has_legal_ld(hgemm_lt_layout const *x) {
   return x->rows <= INT64_MAX && x->columns <= INT64_MAX && x->ld >= 1 && (uint64_t)x->ld >= x->rows;
 }
 
-static int is_legal_operation(int operation) { return operation >= BLAS_OP_N && operation <= BLAS_OP_C; }
-
 /* Returns a status if the descriptors contradict each other, BLAS_FORWARD if this library does not serve them, else BLAS_SUCCESS. */
 static int check(Call const *call) {
   hgemm_lt_operation const *const o = &call->operation;
   hgemm_lt_layout const *const a = &call->a, *const b = &call->b, *const c = &call->c, *const d = &call->d;
   uint64_t const m = o->transa == BLAS_OP_N ? a->rows : a->columns, k = o->transa == BLAS_OP_N ? a->columns : a->rows;
   uint64_t const n = o->transb == BLAS_OP_N ? b->columns : b->rows, depth = o->transb == BLAS_OP_N ? b->rows : b->columns;
-  if (!is_legal_operation(o->transa) || !is_legal_operation(o->transb)) return hgemm_blas_invalid("transa or transb is unknown");
+  if (!legal_operation(o->transa) || !legal_operation(o->transb)) return hgemm_blas_invalid("transa or transb is unknown");
   if (!is_plain(a) || !is_plain(b) || !is_plain(c) || !is_plain(d)) return BLAS_FORWARD;
   if (m != d->rows || n != d->columns || k != depth || c->rows != m || c->columns != n) {
     return hgemm_blas_invalid("the rows and columns of the layouts do not fit together");
@@ -189,6 +187,22 @@ static int real_handle(void **handle) {
   return *handle != NULL ? BLAS_SUCCESS : BLAS_NOT_SUPPORTED;
 }
 
+typedef struct Rooms { /* for the descriptors of a real call */
+  hgemm_lt_room operation, a, b, c, d;
+} Rooms;
+
+/* Replaces our handle and our descriptors by real ones. Returns a status. */
+static int real_call(Rooms *rooms, void **handle, void const **operation, void const **a, void const **b, void const **c,
+                     void const **d) {
+  int status = real_handle(handle);
+  if (status == BLAS_SUCCESS) status = hgemm_lt_real_operation(operation, &rooms->operation);
+  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(a, &rooms->a);
+  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(b, &rooms->b);
+  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(c, &rooms->c);
+  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(d, &rooms->d);
+  return status;
+}
+
 typedef int Matmul(void *, void const *, void const *, void const *, void const *, void const *, void const *, void const *,
                    void const *, void const *, void *, void const *, void const *, void *, size_t, void *);
 
@@ -201,7 +215,7 @@ HGEMM_BLAS_API int cublasLtMatmul(void *handle, void const *operation, void cons
   Call call;
   hgemm_blas_product product = {0};
   hgemm_blas_epilogue epilogue;
-  hgemm_lt_room rooms[5];
+  Rooms rooms;
   Matmul *real;
   int is_ours, status = BLAS_FORWARD;
   if (handle == NULL) return BLAS_NOT_INITIALIZED;
@@ -221,13 +235,9 @@ HGEMM_BLAS_API int cublasLtMatmul(void *handle, void const *operation, void cons
   }
   if (status != BLAS_FORWARD) return status;
   real = (Matmul *)(is_ours ? hgemm_lt_real(LT_MATMUL) : hgemm_lt_loaded(LT_MATMUL));
-  status = real == NULL ? (own != NULL ? BLAS_NOT_SUPPORTED : BLAS_NOT_INITIALIZED) : real_handle(&handle);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_operation(&operation, &rooms[0]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&layout_a, &rooms[1]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&layout_b, &rooms[2]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&layout_c, &rooms[3]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&layout_d, &rooms[4]);
-  if (hgemm_blas_logs() && is_ours && is_legal_operation(product.transa) && is_legal_operation(product.transb)) {
+  status = own != NULL ? BLAS_NOT_SUPPORTED : BLAS_NOT_INITIALIZED;
+  if (real != NULL) status = real_call(&rooms, &handle, &operation, &layout_a, &layout_b, &layout_c, &layout_d);
+  if (hgemm_blas_logs() && is_ours && legal_operation(product.transa) && legal_operation(product.transb)) {
     hgemm_blas_log(&product, status == BLAS_SUCCESS ? BLAS_BY_CUBLAS : BLAS_BY_NONE, hgemm_last_message());
   }
   if (status != BLAS_SUCCESS) return status;
@@ -307,16 +317,12 @@ typedef int Heuristic(void *, void const *, void const *, void const *, void con
 static int ask_real(void *handle, void const *operation, void const *a, void const *b, void const *c, void const *d,
                     void const *preference, int wanted, void *results, int *count, int is_ours) {
   Heuristic *const real = (Heuristic *)(is_ours ? hgemm_lt_real(LT_HEURISTIC) : hgemm_lt_loaded(LT_HEURISTIC));
-  hgemm_lt_room rooms[6];
+  hgemm_lt_room room;
+  Rooms rooms;
   int status;
   if (real == NULL) return hgemm_blas_find(handle) != NULL ? BLAS_NOT_SUPPORTED : BLAS_NOT_INITIALIZED;
-  status = real_handle(&handle);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_operation(&operation, &rooms[0]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&a, &rooms[1]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&b, &rooms[2]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&c, &rooms[3]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&d, &rooms[4]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_preference(&preference, &rooms[5]);
+  status = real_call(&rooms, &handle, &operation, &a, &b, &c, &d);
+  if (status == BLAS_SUCCESS) status = hgemm_lt_real_preference(&preference, &room);
   return status == BLAS_SUCCESS ? real(handle, operation, a, b, c, d, preference, wanted, results, count) : status;
 }
 
@@ -368,7 +374,7 @@ HGEMM_BLAS_API int cublasLtMatmulAlgoCheck(void *handle, void const *operation, 
   hgemm_blas_handle *const own = hgemm_blas_find(handle);
   hgemm_lt_preference any = {LT_PREFERENCE, UINT64_MAX, UINT64_MAX, LT_SEARCH_BEST_FIT, LT_REDUCTION_MASK, 256, 256, 256, 256, 0};
   uint64_t workspace;
-  hgemm_lt_room rooms[5];
+  Rooms rooms;
   Call call;
   Check *real;
   int status;
@@ -384,12 +390,7 @@ HGEMM_BLAS_API int cublasLtMatmulAlgoCheck(void *handle, void const *operation, 
   }
   real = (Check *)hgemm_lt_loaded(LT_CHECK);
   if (real == NULL) return own != NULL ? BLAS_NOT_SUPPORTED : BLAS_NOT_INITIALIZED;
-  status = real_handle(&handle);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_operation(&operation, &rooms[0]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&a, &rooms[1]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&b, &rooms[2]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&c, &rooms[3]);
-  if (status == BLAS_SUCCESS) status = hgemm_lt_real_layout(&d, &rooms[4]);
+  status = real_call(&rooms, &handle, &operation, &a, &b, &c, &d);
   return status == BLAS_SUCCESS ? real(handle, operation, a, b, c, d, algorithm, result) : status;
 }
 
