@@ -125,7 +125,6 @@ static int create(void **result, int light) {
   }
   if ((handle = calloc(1, sizeof *handle)) == NULL) return BLAS_ALLOC_FAILED;
   handle->device = device;
-  handle->context = device != NULL ? device->context : NULL;
   handle->light = light;
   pthread_mutex_init(&handle->creating, NULL);
   pthread_mutex_lock(&changing);

@@ -27,13 +27,10 @@ enum { /* cublasStatus_t */
   BLAS_LICENSE_ERROR = 16
 };
 
-enum { BLAS_OP_N = 0, BLAS_OP_T = 1, BLAS_OP_C = 2 };  /* cublasOperation_t */
-static inline int legal_operation(int operation) { return operation >= BLAS_OP_N && operation <= BLAS_OP_C; }
+enum { BLAS_OP_N = 0, BLAS_OP_T = 1, BLAS_OP_C = 2 };    /* cublasOperation_t */
 enum { BLAS_POINTER_HOST = 0, BLAS_POINTER_DEVICE = 1 }; /* cublasPointerMode_t */
 
 enum { /* cublasMath_t */
-  BLAS_MATH_TENSOR_OP = 1,
-  BLAS_MATH_PEDANTIC = 2,
   BLAS_MATH_TF32 = 3,
   BLAS_MATH_LAST = 12,      /* later versions of cuBLAS add emulations up to this number */
   BLAS_MATH_NO_REDUCED = 16 /* a flag */
@@ -57,6 +54,8 @@ enum { /* cublasComputeType_t */
   BLAS_COMPUTE_LAST = 79
 };
 
+static inline int legal_operation(int operation) { return operation >= BLAS_OP_N && operation <= BLAS_OP_C; }
+
 /* ---- Handles ----------------------------------------------------------------------------------------------------------- */
 
 enum { SIMT_KERNELS = 20 };
@@ -74,7 +73,6 @@ typedef struct hgemm_blas_device {
 /* What a cublasHandle_t points to. */
 typedef struct hgemm_blas_handle {
   hgemm_blas_device *device; /* null if no kernel runs on the GPU */
-  void *context;
   void *stream;
   void *workspace; /* of the caller */
   size_t workspace_bytes;

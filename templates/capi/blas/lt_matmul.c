@@ -152,7 +152,7 @@ static int types_of(hgemm_blas_product const *product, Call const *call, hgemm_b
 static hgemm_blas_handle view_of(hgemm_blas_handle const *handle, Call const *call, void *workspace, size_t bytes, void *stream) {
   hgemm_blas_handle view;
   memset(&view, 0, sizeof view);
-  view.device = handle->device, view.context = handle->context, view.stream = stream;
+  view.device = handle->device, view.stream = stream;
   view.pointer_mode = call->operation.pointer_mode;
   if ((uintptr_t)workspace % 16 == 0 && bytes > 0) view.workspace = workspace, view.workspace_bytes = workspace ? bytes : 0;
   return view;
