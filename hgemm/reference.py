@@ -146,21 +146,13 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
 
     If only some tiles are split, the bound holds for both kinds.
     """
-    if traits.decides_splits and splits > 1:
-        whole, split = (
-            reference(replace(traits, grid_rule="split_k", splits=count), operands, rows) for count in (1, splits)
-        )
-        outputs = tuple(
-            replace(one, bound=np.maximum(one.bound, other.bound)) for one, other in zip(split.outputs, whole.outputs)
-        )
-        return replace(split, bound=np.maximum(whole.bound, split.bound), outputs=outputs)
     a, c, bias, inputs = operands.a, operands.c, operands.bias, operands.inputs
     if rows is not None:
         a = a[:, rows]
         c = None if c is None else c[:, rows]
         bias = bias[:, rows] if bias is not None and bias.shape[1] > 1 else bias
         inputs = {name: one[:, rows] if one.shape[1] > 1 else one for name, one in inputs.items()}
-    product, error = accumulate(traits, a, operands.b)
+    product, error = accumulate(traits, a, operands.b, sorted({1, splits}) if traits.decides_splits else ())
     if 1 < len(product) < operands.batch:
         at = np.arange(operands.batch) % len(product)
         product, error = product[at], error[at]
@@ -173,15 +165,24 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
 # ==== A times B ====
 
 
-def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return A B and a bound of the error of its accumulation, including the sum of split-K parts."""
+def accumulate(
+    traits: LaunchTraits, a: np.ndarray, b: np.ndarray, splits: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return A B and a bound of the error of its accumulation in as many parts as each of `splits`, or those of the variant."""
     lost = _unread_error(traits, a, b)
     if lost is None and _is_exact(traits, a, b):
         product = a @ b
         return product, np.zeros_like(product)
-    parts = (_split(traits, a, b, first, last) for first, last in _splits(traits, a.shape[-1]))
-    product = next(parts) if traits.splits == 1 else _add_up(parts, shared=False)
-    return product.total, product.error() if lost is None else product.error() + lost
+    sums = [_in_parts(traits, a, b, count) for count in splits or (traits.splits,)]
+    error = np.asarray(np.maximum.reduce([one.error() for one in sums]))
+    return sums[0].total, error if lost is None else error + lost
+
+
+def _in_parts(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, splits: int) -> _Sum:
+    """Return the sum of parts of k. Empty ones add nothing."""
+    ranges = [(first, last) for first, last in _splits(traits, a.shape[-1], splits) if last > first] or [(0, 0)]
+    parts = (_split(traits, a, b, first, last) for first, last in ranges)
+    return next(parts) if splits == 1 else _add_up(parts, shared=False)
 
 
 def _unread_error(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
@@ -216,11 +217,11 @@ def _is_whole(values: np.ndarray) -> bool:
     return all(np.array_equal(part, np.rint(part)) for part in (values[:1, :1], values))
 
 
-def _splits(traits: LaunchTraits, k: int) -> Iterator[tuple[int, int]]:
+def _splits(traits: LaunchTraits, k: int, splits: int) -> Iterator[tuple[int, int]]:
     """Yield the range of k of each split, as in templates/common/scheduler.cuh."""
     k_tiles = -(-k // traits.tile_k)
-    for split in range(traits.splits):
-        each, longer = divmod(k_tiles, traits.splits)
+    each, longer = divmod(k_tiles, splits)
+    for split in range(splits):
         first, last = ((at * each + min(at, longer)) * traits.tile_k for at in (split, split + 1))
         yield min(first, k), min(last, k)
 

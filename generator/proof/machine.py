@@ -303,8 +303,8 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     # If another case has more tiles and k-tiles, whole tiles run in the two orders that no other case has.
     repeats = traits.persistent or traits.grid_rule == "stream_k"
     cases[0] = replace(cases[0], brief=repeats, numbers="", first_order=2 if repeats else 0)
-    if splits > 1:
-        cases[3] = replace(cases[3], brief=False, numbers="", first_order=0)
+    if splits > 1:  # twice, as the last of several tiles
+        cases[3] = replace(cases[3], brief=False, numbers=KINDS[1], first_order=0)
     return varied(traits, cases)
 
 
