@@ -110,9 +110,7 @@ def test_the_log_tells_each_problem_once_and_sums_up(blas: Path) -> None:
     assert any(
         line.startswith("cublasHgemm TN m 5 n 7 k 9 batch 1") and ": hgemm, hgemm_sm80_" in line for line in problems
     )
-    assert any(
-        line.startswith("cublasSgemm_v2 TN") and line.endswith("hgemm without tensor cores") for line in problems
-    )
+    assert any(line.startswith("cublasSgemm_v2 TN") and ": hgemm without tensor cores, " in line for line in problems)
     found = re.fullmatch(r"(\d+) products .* cores, (\d+) without, 0 by cuBLAS, 0 refused; 0 calls of .*", summary)
     assert found and int(found[1]) > 10 and int(found[2]) > 10, summary
 
@@ -124,7 +122,16 @@ def test_the_log_tells_why_no_kernel_on_tensor_cores_computed_a_product(blas: Pa
     }
     lacks = "no kernel for sm_80 has this layout, types, bias, activation and epilogue"
     assert servers == dict.fromkeys(WITHOUT, {f"hgemm without tensor cores, {lacks}"})
-    assert any(line.endswith(" f32 f32 f32 compute 68: hgemm without tensor cores") for line in lines)
+    assert any(
+        line.endswith(" compute 68: hgemm without tensor cores, the program does not allow tf32") for line in lines
+    )
+
+
+@pytest.mark.parametrize("trial", ["forwarded", "lt_forwarded"])
+def test_the_log_tells_why_cublas_computed_a_product(blas: Path, trial: str) -> None:
+    lines = tried(blas, trial, HGEMM_BLAS_FALLBACK=str(blas / "libreal.so"), HGEMM_BLAS_LOG="1").stderr.splitlines()
+    found = [line.partition(": cuBLAS") for line in lines if " batch " in line and ": cuBLAS" in line]
+    assert len(found) >= 2 and all(re.fullmatch(r", \w.* \w.*", reason) for _, _, reason in found)
 
 
 def test_arrays_of_pointers_are_served_on_tensor_cores_if_rows_are_multiples_of_16_bytes(blas: Path) -> None:

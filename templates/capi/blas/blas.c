@@ -320,6 +320,11 @@ int hgemm_blas_invalid(char const *why) {
   return BLAS_INVALID_VALUE;
 }
 
+int hgemm_blas_forward(char const *why) {
+  if (hgemm_blas_logs()) hgemm_fail(HGEMM_OK, "%s", why);
+  return BLAS_FORWARD;
+}
+
 /* Returns BLAS_SUCCESS if all arguments are legal, apart from their combination. */
 static int check(hgemm_blas_product const *p) {
   if (!legal_operation(p->transa) || !legal_operation(p->transb)) return hgemm_blas_invalid("transa or transb is unknown");
@@ -473,9 +478,13 @@ int hgemm_blas_simt_serves(hgemm_blas_product const *p) {
 int hgemm_blas_compute(hgemm_blas_handle *handle, hgemm_blas_product const *p, hgemm_blas_types types, float alpha,
                        float beta) {
   hgemm_problem problem = hgemm_blas_problem(p, types, alpha, beta);
-  int status = BLAS_FORWARD;
-  if (p->epilogue != NULL && !hgemm_blas_add_epilogue(&problem, p->epilogue)) return BLAS_FORWARD;
-  if (types.dtype != HGEMM_F32 || types.fast) {
+  int status;
+  if (p->epilogue != NULL && !hgemm_blas_add_epilogue(&problem, p->epilogue)) {
+    return hgemm_blas_forward(beta != 0.0f ? "gelu needs a beta of 0" : "no kernel has gelu by tanh");
+  }
+  if (types.dtype == HGEMM_F32 && !types.fast) {
+    status = hgemm_blas_forward(HGEMM_BLAS_EXACT);
+  } else {
     if (types.fast) problem.dtype_a = problem.dtype_b = HGEMM_TF32;
     status = hgemm_blas_status(run(handle, &problem));
     if (status == BLAS_SUCCESS && hgemm_blas_logs()) hgemm_blas_log(p, BLAS_BY_HGEMM, kernel_of(handle, &problem));
@@ -528,7 +537,10 @@ static int compute_at_once(hgemm_blas_handle *handle, hgemm_blas_product const *
                            float beta) {
   hgemm_problem problem = hgemm_blas_problem(p, types, alpha, beta);
   int status;
-  if (p->k % (types.dtype == HGEMM_F32 ? 4 : 8) != 0 || (types.dtype == HGEMM_F32 && !types.fast)) return BLAS_FORWARD;
+  if (types.dtype == HGEMM_F32 && !types.fast) return hgemm_blas_forward(HGEMM_BLAS_EXACT);
+  if (p->k % (types.dtype == HGEMM_F32 ? 4 : 8) != 0) {
+    return hgemm_blas_forward("pointer arrays need a k that is a multiple of 8, or of 4 with tf32");
+  }
   if (types.fast) problem.dtype_a = problem.dtype_b = HGEMM_TF32;
   problem.flags |= HGEMM_POINTER_ARRAYS;
   status = hgemm_blas_status(run(handle, &problem));
@@ -570,10 +582,15 @@ static int multiply(hgemm_blas_handle *handle, hgemm_blas_product const *p) {
   int const status = check(p);
   if (status != BLAS_SUCCESS) return status;
   if (p->m == 0 || p->n == 0 || p->batch == 0) return BLAS_SUCCESS;
-  if (handle->device == NULL || !hgemm_blas_types_of(p, handle->math_mode, &types)) return BLAS_FORWARD;
-  if (handle->pointer_mode == BLAS_POINTER_DEVICE && hgemm_blas_real("cublasGemmEx") != NULL) return BLAS_FORWARD; /* no wait */
-  if (types.fast && hgemm_blas_is_small(p) && hgemm_blas_real("cublasGemmEx") != NULL) return BLAS_FORWARD;
-  if (!hgemm_blas_scalars(handle, p, types.half_scale, &alpha, &beta)) return BLAS_FORWARD;
+  if (handle->device == NULL) return hgemm_blas_forward(HGEMM_BLAS_NO_KERNEL);
+  if (!hgemm_blas_types_of(p, handle->math_mode, &types)) return hgemm_blas_forward(HGEMM_BLAS_TYPES);
+  if (handle->pointer_mode == BLAS_POINTER_DEVICE && hgemm_blas_real("cublasGemmEx") != NULL) {
+    return hgemm_blas_forward(HGEMM_BLAS_DEVICE_SCALARS); /* no wait */
+  }
+  if (types.fast && hgemm_blas_is_small(p) && hgemm_blas_real("cublasGemmEx") != NULL) {
+    return hgemm_blas_forward(HGEMM_BLAS_SMALL);
+  }
+  if (!hgemm_blas_scalars(handle, p, types.half_scale, &alpha, &beta)) return hgemm_blas_forward(HGEMM_BLAS_DEVICE_SCALARS);
   if (beta != 0.0f && p->c == NULL) return hgemm_blas_invalid("C is null");
   if (p->form == BLAS_POINTERS) return compute_pointers(handle, p, types, alpha, beta);
   return hgemm_blas_compute(handle, p, types, alpha, beta);

@@ -162,6 +162,14 @@ int hgemm_blas_status(hgemm_status status);
 /* Notes why the arguments of a call are invalid, for the log. Returns BLAS_INVALID_VALUE. */
 int hgemm_blas_invalid(char const *why);
 
+/* Returns BLAS_FORWARD, and notes for the log why no kernel on tensor cores can compute the product. */
+int hgemm_blas_forward(char const *why);
+#define HGEMM_BLAS_NO_KERNEL "no kernel runs on this GPU"
+#define HGEMM_BLAS_TYPES "these types and this compute type are not supported"
+#define HGEMM_BLAS_DEVICE_SCALARS "alpha and beta are in device memory"
+#define HGEMM_BLAS_EXACT "the program does not allow tf32"
+#define HGEMM_BLAS_SMALL "f32 products of this size are not rounded to tf32"
+
 /* Tells whether the kernels without tensor instructions compute a problem. */
 int hgemm_blas_simt_serves(hgemm_blas_product const *product);
 

@@ -107,7 +107,9 @@ static int check(Call const *call) {
   uint64_t const m = o->transa == BLAS_OP_N ? a->rows : a->columns, k = o->transa == BLAS_OP_N ? a->columns : a->rows;
   uint64_t const n = o->transb == BLAS_OP_N ? b->columns : b->rows, depth = o->transb == BLAS_OP_N ? b->rows : b->columns;
   if (!legal_operation(o->transa) || !legal_operation(o->transb)) return hgemm_blas_invalid("transa or transb is unknown");
-  if (!is_plain(a) || !is_plain(b) || !is_plain(c) || !is_plain(d)) return BLAS_FORWARD;
+  if (!is_plain(a) || !is_plain(b) || !is_plain(c) || !is_plain(d)) {
+    return hgemm_blas_forward("a matrix is not column-major");
+  }
   if (m != d->rows || n != d->columns || k != depth || c->rows != m || c->columns != n) {
     return hgemm_blas_invalid("the rows and columns of the layouts do not fit together");
   }
@@ -117,12 +119,16 @@ static int check(Call const *call) {
   if (d->batch < 1 || a->batch != d->batch || b->batch != d->batch || c->batch != d->batch) {
     return hgemm_blas_invalid("the batches of the layouts differ");
   }
-  if (o->transc != BLAS_OP_N || o->fill != LT_FILL_FULL || !is_served_epilogue(o->epilogue)) return BLAS_FORWARD;
-  if (o->scale_a || o->scale_b || o->scale_c || o->scale_d || o->amax || o->d_out_scale || o->emulation) return BLAS_FORWARD;
-  if (o->mode_a || o->mode_b || o->mode_c || o->mode_d || o->mode_d_out) return BLAS_FORWARD;
-  if (o->pointer_mode != BLAS_POINTER_HOST && o->pointer_mode != BLAS_POINTER_DEVICE) return BLAS_FORWARD;
-  if (c->type != d->type) return BLAS_FORWARD;
-  if ((o->epilogue & LT_EPILOGUE_BIAS) && o->bias_type != LT_SAME_TYPE && o->bias_type != d->type) return BLAS_FORWARD;
+  if (!is_served_epilogue(o->epilogue)) return hgemm_blas_forward("this epilogue is not supported");
+  if (o->transc != BLAS_OP_N || o->fill != LT_FILL_FULL || o->scale_a || o->scale_b || o->scale_c || o->scale_d || o->amax ||
+      o->d_out_scale || o->emulation || o->mode_a || o->mode_b || o->mode_c || o->mode_d || o->mode_d_out ||
+      (o->pointer_mode != BLAS_POINTER_HOST && o->pointer_mode != BLAS_POINTER_DEVICE)) {
+    return hgemm_blas_forward("an attribute of the operation is not supported");
+  }
+  if (c->type != d->type) return hgemm_blas_forward("C and D have different types");
+  if ((o->epilogue & LT_EPILOGUE_BIAS) && o->bias_type != LT_SAME_TYPE && o->bias_type != d->type) {
+    return hgemm_blas_forward("the bias and D have different types");
+  }
   return BLAS_SUCCESS;
 }
 
@@ -171,11 +177,14 @@ static int multiply(hgemm_blas_handle *handle, Call const *call, hgemm_blas_prod
   }
   if (status == BLAS_FORWARD || empty) return status;
   if ((epilogue->value & LT_EPILOGUE_BIAS) && epilogue->bias == NULL) return hgemm_blas_invalid("the bias is null");
-  if (handle->device == NULL || !types_of(product, call, &types)) return BLAS_FORWARD;
-  if (call->operation.pointer_mode == BLAS_POINTER_DEVICE && hgemm_lt_real(LT_MATMUL) != NULL) return BLAS_FORWARD; /* no wait */
-  if (types.fast && hgemm_blas_is_small(product) && hgemm_lt_real(LT_MATMUL) != NULL) return BLAS_FORWARD;
+  if (handle->device == NULL) return hgemm_blas_forward(HGEMM_BLAS_NO_KERNEL);
+  if (!types_of(product, call, &types)) return hgemm_blas_forward(HGEMM_BLAS_TYPES);
+  if (call->operation.pointer_mode == BLAS_POINTER_DEVICE && hgemm_lt_real(LT_MATMUL) != NULL) {
+    return hgemm_blas_forward(HGEMM_BLAS_DEVICE_SCALARS); /* no wait */
+  }
+  if (types.fast && hgemm_blas_is_small(product) && hgemm_lt_real(LT_MATMUL) != NULL) return hgemm_blas_forward(HGEMM_BLAS_SMALL);
   view = view_of(handle, call, workspace, workspace_bytes, stream);
-  if (!hgemm_blas_scalars(&view, product, types.half_scale, &alpha, &beta)) return BLAS_FORWARD;
+  if (!hgemm_blas_scalars(&view, product, types.half_scale, &alpha, &beta)) return hgemm_blas_forward(HGEMM_BLAS_DEVICE_SCALARS);
   if (beta != 0.0f && epilogue->c == NULL) return hgemm_blas_invalid("C is null");
   return hgemm_blas_compute(&view, product, types, alpha, beta);
 }
@@ -231,6 +240,8 @@ HGEMM_BLAS_API int cublasLtMatmul(void *handle, void const *operation, void cons
     if (own != NULL && (algorithm == NULL || ours_chosen)) {
       status = multiply(own, &call, &product, &epilogue, workspace, workspace_bytes, stream);
       if (status != BLAS_SUCCESS && status != BLAS_FORWARD && hgemm_blas_logs()) hgemm_blas_log_failed(&product, status);
+    } else if (own != NULL) {
+      hgemm_blas_forward("the program chose an algorithm of the real cuBLASLt");
     }
   }
   if (status != BLAS_FORWARD) return status;
