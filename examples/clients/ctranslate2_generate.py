@@ -1,6 +1,7 @@
 """Run the unmodified CTranslate2 wheel on kernels of this library, and compare it with float32 on the CPU and with cuBLAS.
 
     pip install ctranslate2==4.8.5 torch transformers
+    generate --catalog --arch sm_90,sm_90a
     hgemm export --blas --to build/hgemm
     python examples/clients/ctranslate2_generate.py build/hgemm [--cublas FOLDER] [--json FILE]
 

@@ -1,6 +1,7 @@
 """Run the unmodified wheel of ONNX Runtime on kernels of this library, and compare it with float32 on the CPU and with cuBLAS.
 
     pip install onnxruntime-gpu==1.31.1 onnx nvidia-cuda-runtime nvidia-curand
+    generate --catalog --arch sm_90,sm_90a
     hgemm export --blas --to build/hgemm
     python examples/clients/onnxruntime_decoder.py build/hgemm [--cuda FOLDER] [--cublas FOLDER] [--json FILE]
 
