@@ -7,8 +7,9 @@
     python -m benchmarks.calibration fit benchmarks/data/space_*.json      # writes hgemm/model/calibrated.json
 
 Each kernel gets a factor for each term of its estimate. Factors that all kernels share are fitted first. Those of each group of
-similar kernels follow, pulled towards them, and then those of each kernel, pulled towards its group's. What all kernels of a
-problem have in common is left out, since it changes no order. The level of all estimates is then set to that of the model.
+similar kernels follow, pulled towards them, then those of each tile, pulled towards its group's, and those of each kernel, pulled
+towards its tile's. What all kernels of a problem have in common is left out, since it changes no order. The level of all estimates
+is then set to that of the model.
 `judge` fits in folds. A loss is the time of the kernel with the lowest estimate over the lowest time of the space, less 1.
 """
 
@@ -29,11 +30,22 @@ from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.sweep import sweep
 from hgemm.bench.protocol import geometric_mean
-from hgemm.dispatch_table import L2_BITS, ROUND_WAITS, STRADDLING_PART, Row, row_of, sms_used, tiles_per_sm
+from hgemm.dispatch_table import (
+    FORGIVEN,
+    FORGIVEN_IN_ONE_WAVE,
+    L2_BITS,
+    ROUND_WAITS,
+    STRADDLING_PART,
+    Row,
+    row_of,
+    sms_used,
+    tiles_per_sm,
+)
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import (
     FAMILY,
     IDENTITY,
+    LAUNCH,
     LAYOUT,
     NEARLY,
     ONE,
@@ -266,7 +278,8 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
     alone = one.round_k_tiles * single + one.rounds * of("single_tile_clocks", "tile") + one.split_rounds * partial
     sm = np.maximum(busy, alone)
     average = (one.loads * k_tile + one.items * tile + one.split_items * partial) / one.sms
-    sm = sm - np.maximum(sm - average, 0) / 2 * is_calibrated
+    forgiven = np.where(one.items <= one.sms, FORGIVEN_IN_ONE_WAVE, FORGIVEN) / 16 * is_calibrated
+    sm = sm - np.maximum(sm - average, 0) * forgiven
     again = one.loads * of("l2_clocks", "l2") / (1 << L2_BITS) - one.mib * of("l2_mib_clocks", "l2")
     operands = 2 * one.straddling  # `straddling` is 1 if both operands straddle
     again = np.maximum(again, 0) * (1 + operands / STRADDLING_PART)
@@ -274,20 +287,22 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
     longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
     added = (one.splits > 0) * of("split_clocks", "split") + one.splits * partial
     added = added * (1 + ROUND_WAITS * np.maximum(one.split - 1, 0))
-    return of("launch_clocks", "launch") + added + longer + np.maximum(shorter / 2 - longer / 8, 0)
+    overlap = 5 / 8 if is_calibrated else 1 / 2
+    return of("launch_clocks", "launch") + added + longer + overlap * np.maximum(shorter - longer / 4, 0)
 
 
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
-NOISE = 0.04
+NOISE = 0.025
 """Expected logarithm of a time over its estimate. Source: cross-validation, as for the spreads."""
 SHARED_SPREADS = dict.fromkeys(TERMS, 0.5)
 GROUP_SPREADS = {**SHARED_SPREADS, "dram": 0.2}
 OWN_SPREADS = {**dict.fromkeys(TERMS, 0.35), "dram": 0.1, "l2": 0.25, "launch": 0.2}
 SPAN_SPREADS = dict.fromkeys(TERMS, 0.02) | dict.fromkeys(("k_tile", "l2", "straddling"), 0.5)
+SCHEDULE_SPREADS = {term: spread / 3 for term, spread in OWN_SPREADS.items()}
 LAYOUT_SPREADS = dict.fromkeys(TERMS, 0.02) | dict.fromkeys(("k_tile", "l2"), 0.15)
-"""Expected logarithms of the factors of all kernels, of a group's beside them, of short rows of the TMA beside these, of a kernel's
-own, and of its layout's beside its own.
+"""Expected logarithms of the factors of all kernels, of a group's beside them, of short rows of the TMA beside these, of a tile's
+own, of those of its schedule and stages beside these, and of its layout's beside its own.
 
 DRAM is as fast for one kernel as for another. With more freedom, a few small problems gave some kernels three times its speed.
 Kernels that differ only in the raster share factors: one of them may have been measured on few problems.
@@ -355,7 +370,8 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
         (np.zeros(len(rows), int), SHARED_SPREADS),
         (numbered([group_of(words) for words, _ in named]), GROUP_SPREADS),
         (numbered([None if span == SPANS[0] else span for span in spans]), SPAN_SPREADS),
-        (numbered([words[:-1] for words, _ in named]), OWN_SPREADS),
+        (numbered([_of_tile(words) for words, _ in named]), OWN_SPREADS),
+        (numbered([words[:-1] for words, _ in named]), SCHEDULE_SPREADS),
         (numbered([None if layout == LAYOUT else (words[:-1], layout) for words, layout in named]), LAYOUT_SPREADS),
     )
     prior, found = np.zeros((len(rows), terms)), []
@@ -375,11 +391,17 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
             logs[moving] += np.clip(change, -LONGEST_STEP, LONGEST_STEP)[of]
         found.append(logs)
         prior = logs
-    shared, groups, spanned, _, own = found
+    shared, groups, spanned, *_, own = found
     k_tile = TERMS.index("k_tile")
     own[:, k_tile] = np.maximum(own[:, k_tile], groups[:, k_tile] + np.log(LEAST_K_TILE))
     own[:, k_tile] = np.maximum(own[:, k_tile], _least_k_tile(launches, named, own[:, k_tile]))
     return Fitted(np.exp(shared[0]), np.exp(groups), np.exp(spanned - groups), np.exp(own))
+
+
+def _of_tile(words: Words) -> Words:
+    """Return a timing identity without what matters little: whether launches decide the splits, the stages and the raster."""
+    *others, schedule = words[: len(IDENTITY)]
+    return (*others, "persistent" if schedule == LAUNCH else schedule)
 
 
 def _least_k_tile(launches: Launches, named: Mapping[KernelKey, Row], own: np.ndarray) -> np.ndarray:

@@ -497,18 +497,22 @@ def estimate_clocks(row: Row, query: SelectionQuery, target: Target) -> int:
     return min(launch_clocks(row, query, target, options) for options in candidate_options(row, query, target))
 
 
+FORGIVEN_IN_ONE_WAVE, FORGIVEN = 7, 4
+"""Sixteenths of what the busiest SM has more than the average that do not count: with at most one CTA per SM, and with more."""
+
+
 def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
     """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks.
 
-    If a row is calibrated, the SMs take the mean of the busiest one's time and the average. A likely reason is power: SMs that wait
-    leave more of it to the others. Source: benchmarks/calibration.py, cross-validation.
+    If a row is calibrated, the SMs take less than the busiest one's time. A likely reason is power: SMs that wait leave more of it
+    to the others. Source: benchmarks/calibration.py, cross-validation.
     """
     tiles, sms, resident = row.tiles(query.m, query.n) * query.batch, sms_used(row, target), tiles_per_sm(row, target)
     whole = options.whole_tiles * row.cluster_m * row.cluster_n
     extra = row.straddling_clocks * query.straddling // 2
     all_k_tiles = _ceil_div(max(query.k, 1), row.tile_k)
     shared = row.decides_splits and options.splits > 1 and tiles > whole
-    busy = single = loads = work = 0
+    busy = single = loads = work = ctas = 0
     for items, k_tiles, stored in (
         (whole, all_k_tiles, row.serial_parts * (options.splits - 1) * SERIAL_PART_CLOCKS),
         ((tiles - whole) * options.splits, _ceil_div(all_k_tiles, options.splits), row.partial_clocks * shared),
@@ -519,13 +523,14 @@ def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: Laun
         single += rounds * (k_tiles * (row.single_k_tile_clocks + extra) + row.single_tile_clocks + stored)
         loads += items * k_tiles
         work += items * (row.tile_clocks + stored)
+        ctas += items
     sm, memory = min(max(busy, single), LIMIT), _memory(row, query, loads)
     if row.calibration:
         average = (min(loads * (row.k_tile_clocks + extra), LIMIT) + work) // sms
-        sm -= max(sm - average, 0) // 2
+        sm -= max(sm - average, 0) * (FORGIVEN_IN_ONE_WAVE if ctas <= sms else FORGIVEN) // 16
     waits = 1 + ROUND_WAITS * (busiest - 1)  # `busiest` counts the split items
     added = (row.split_clocks + options.splits * row.partial_clocks) * shared * waits
-    return min(row.launch_clocks + added + _overlapped(max(sm, memory), min(sm, memory)), LIMIT)
+    return min(row.launch_clocks + added + _overlapped(row, max(sm, memory), min(sm, memory)), LIMIT)
 
 
 # ---- The options of a launch, if its kernel leaves them open ----
@@ -574,9 +579,10 @@ def default_group(row: Row, target: Target) -> int:
     return min(GROUPS, key=lambda group: group * down + _ceil_div(clusters, group) * across)
 
 
-def _overlapped(longer: int, shorter: int) -> int:
-    """Return about sqrt(longer^2 + shorter^2), at most 3 % less. A part below a quarter of the other adds nothing."""
-    return longer + max(shorter // 2 - longer // 8, 0)
+def _overlapped(row: Row, longer: int, shorter: int) -> int:
+    """Return about sqrt(longer^2 + shorter^2). A part below a quarter of the other adds nothing. Calibrated rows overlap less."""
+    more = shorter * 5 // 8 - longer * 5 // 32 if row.calibration else shorter // 2 - longer // 8
+    return longer + max(more, 0)
 
 
 def _ceil_div(x: int, y: int) -> int:

@@ -274,15 +274,22 @@ static Work work_of(hgemm_target const *target, uint32_t index, uint32_t items, 
   return work;
 }
 
-/* Returns the time of the SMs. If the row is calibrated, that is the mean of the busiest one's time and the average.
- * launch_clocks() of dispatch_table.py says why. */
-static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t busiest, uint32_t more, uint64_t loads,
-                          uint64_t stores) {
+/* Returns x * numerator / denominator, also if that product exceeds 64 bits. */
+static uint64_t fraction(uint64_t x, uint32_t numerator, uint32_t denominator) {
+  return x / denominator * numerator + x % denominator * numerator / denominator;
+}
+
+enum { FORGIVEN_IN_ONE_WAVE = 7, FORGIVEN = 4 }; /* dispatch_table.py says why */
+
+/* Returns the time of the SMs for some CTAs. If the row is calibrated, that is less than the busiest one's time. */
+static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t ctas, uint64_t busiest, uint32_t more,
+                          uint64_t loads, uint64_t stores) {
   hgemm_row const *const row = &hgemm_rows[index];
   uint64_t average;
   if (row->calibration == 0) return busiest;
   average = (min64(product(loads, row->k_tile_clocks + more), COST_LIMIT) + stores) / target->sms_used[index];
-  return busiest > average ? busiest - (busiest - average) / 2 : busiest;
+  if (busiest <= average) return busiest;
+  return busiest - fraction(busiest - average, ctas <= target->sms_used[index] ? FORGIVEN_IN_ONE_WAVE : FORGIVEN, 16);
 }
 
 enum { ROUND_WAITS = 3, SERIAL_PART_CLOCKS = 400 }; /* dispatch_table.py says why */
@@ -299,16 +306,17 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   Work const whole = work_of(target, index, options.whole_tiles, k_tiles, more, added_parts);
   Work const split = work_of(target, index, rest, ceil_div_1(k_tiles, options.splits), more, shared ? row->partial_clocks : 0);
   uint64_t const busy = whole.busy + split.busy, single = whole.single + split.single;
-  uint64_t const sm = sm_clocks(target, index, min64(busy > single ? busy : single, COST_LIMIT), more,
-                                whole.loads + split.loads, whole.stores + split.stores);
+  uint64_t const sm = sm_clocks(target, index, (uint64_t)options.whole_tiles + rest, min64(busy > single ? busy : single, COST_LIMIT),
+                                more, whole.loads + split.loads, whole.stores + split.stores);
   uint64_t const added = row->split_clocks + (uint64_t)options.splits * row->partial_clocks;
   uint64_t const rounds = ceil_div(rest, target->sms_used[index]);
   uint64_t const start = row->launch_clocks + (shared ? added * (1 + ROUND_WAITS * (rounds - 1)) : 0);
-  uint64_t kib, memory, longer, shorter;
+  uint64_t kib, memory, longer, shorter, below, all;
   if (corrected(start + sm, limit.factor) >= limit.best) return start + sm;
   kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, whole.loads + split.loads, q->straddling);
   longer = sm > memory ? sm : memory, shorter = min64(sm, memory);
-  return min64(start + longer + (shorter / 2 > longer / 8 ? shorter / 2 - longer / 8 : 0), COST_LIMIT);
+  all = row->calibration ? fraction(shorter, 5, 8) : shorter / 2, below = row->calibration ? fraction(longer, 5, 32) : longer / 8;
+  return min64(start + longer + (all > below ? all - below : 0), COST_LIMIT);
 }
 
 /* Returns the lowest estimate of the options that a launch may take, and writes them. The first ones win a tie. */
