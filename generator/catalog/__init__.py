@@ -55,8 +55,8 @@ def load_catalog(names: Sequence[str] = (ALL,), without: Sequence[str] = ()) -> 
     unknown = [name for name in named if name not in (ALL, *known, *extra)]
     if unknown or not named:
         problem = f"has no group {unknown[0]!a}" if unknown else "names no group"
-        others = f"{ALL} for these, and {', '.join(extra)}, which {ALL} leaves out"
-        raise RequestError(f"--catalog {problem}: the groups are {', '.join(known)}, {others}")
+        groups = f"the groups are {', '.join(known)} ({ALL} for these), and {', '.join(extra)}"
+        raise RequestError(f"--catalog {problem}: {groups}")
     chosen = [name for name in named if name != ALL]
     if ALL in named:
         chosen = [*(name for name in known if name not in without), *(name for name in chosen if name in extra)]
