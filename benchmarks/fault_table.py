@@ -2293,6 +2293,85 @@ OTHERS = (
         At("SplitKCluster::add_partials", "split * vecs +").drop(),
         AUDIT_IN_CLUSTER,
     ),
+    # ---- Sums of all parts, turns of consumers, and threads that act for others
+    _other(
+        "whole tiles by their last part",
+        At("gemm", "sums.add(accumulators)").replace("sums.convert(accumulators)"),
+        _SERIAL_PARTS,
+    ),
+    _other("the second consumer begins", At("gemm", "int owner = 0").replace("int owner = 1"), AUDIT_PINGPONG),
+    _other(
+        "a turn ended by two threads",
+        At("Mainloop::order_arrive", "atoms::thread_index() % 128 == 0").replace("atoms::thread_index() % 64 == 0"),
+        AUDIT_PINGPONG,
+    ),
+    _other(
+        "stages skipped without those of the round",
+        At("PipelineState::advance", "(stage + count) / STAGES & 1").replace("count / STAGES & 1"),
+        AUDIT_PINGPONG,
+    ),
+    _other(
+        "boxes stored by a thread of each warp",
+        At("gemm", "warp % 4 == 0 && atoms::elect_one()").replace("atoms::elect_one()"),
+        AUDIT_90,
+    ),
+    _other(
+        "partials of both consumers by the thread of the CTA",
+        At("ConsumerThreads::index", "Policy::pingpong ? ... : ...;").replace("atoms::thread_index();"),
+        LAUNCH_PINGPONG,
+    ),
+    _other(
+        "stages of a cluster's split read by all but one CTA",
+        At("Mainloop::init", "Policy::splits : 1").replace("Policy::splits - 1 : 1"),
+        AUDIT_IN_CLUSTER,
+    ),
+    _other(
+        "partials of a cluster's split for a narrower last subtile",
+        At("SplitKCluster::received_bytes", "rest < groups ? rest : groups").replace("groups"),
+        {**AUDIT_IN_CLUSTER, "tile": "64x72x64"},
+    ),
+    # ---- Places
+    _other(
+        "D by C's leading dimension, with pointer arrays",
+        At("AccumulatorPairs::d_at", "problem.ldd", occurrence=1).replace("problem.ldc"),
+        {**AUDIT_64, "pointer_arrays": "on"},
+    ),
+    _other(
+        "B behind the last stage",
+        At("Mainloop::multiply", "b = state.stage == 0 ? b_first : ...;").replace("b = b + B::bytes / 16;"),
+        AUDIT_64,
+    ),
+    _other(
+        "a pair's second factor from the first, for few rows",
+        At("store_sums", "part * 8 + column % 8").replace("column % 8"),
+        {**_FEW_ROWS, "epilogue": _PAIR},
+    ),
+    _other(
+        "a gated pair's panel by the columns of D",
+        At("store_partials", "column_first * parts / Policy::warp_n").replace("column_first / Policy::warp_n"),
+        {**RESULTS, "epilogue": "y = silu(gate) * up; (y, row_sum(y))"},
+    ),
+    # ---- Numbers that random operands seldom have, and long loops
+    _other(
+        "no bias of the launch as +0",
+        At("AccumulatorPairs", "Bits(1) << (8 * sizeof(Out) - 1)").replace("Bits(0)"),
+        {**AUDIT_64, "bias": "launch"},
+    ),
+    _other(
+        "relu of NaN as 0",
+        At("relu", "x < 0.f ? 0.f : x").replace("x > 0.f ? x : 0.f"),
+        {**AUDIT_80, "activation": "relu"},
+    ),
+    _other(
+        "partial results of the first eight panels of a row",
+        At("reduce_along", "at < count").replace("at < in_flight && at < count"),
+        RESULTS,
+    ),
+    _other(
+        "partial results of the first eight panels of a column",
+        At("reduce_along", "at < count").replace("at < in_flight && at < count"),
+        COLUMNS_90,
+    ),
 )
 
 FAULTS = (

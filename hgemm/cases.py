@@ -24,6 +24,8 @@ _RING_BATCH = TILES_PER_CTA + 1
 """Tiles per CTA in the case that fills every stage several times: an odd number, so that ping-pong consumers differ."""
 _SPLIT_RING_BATCH = 5
 """The same for parts of tiles: each tile has several."""
+_REDUCED_TILES = 8
+"""The tiles whose partial results a kernel adds at a time."""
 FAR_ELEMENTS = 2**31
 """Offsets beyond this do not fit a signed 32-bit integer."""
 _USED_SHARE = 0.8
@@ -178,6 +180,9 @@ def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
             biases = len(BIASES) if traits.decides_bias else 1  # `varied` gives each case another one
             cases += [Case(few, 2.0, broadcast="a", once=True, options=options)] * biases
     cases += raster_cases(traits)
+    if any(output.reduce for output in traits.outputs):  # a loop over partial results runs twice
+        wide, tall = Shape(9, _REDUCED_TILES * traits.tile_n + 8, 1), Shape(_REDUCED_TILES * traits.tile_m + 1, 8, 1)
+        cases += [Case(shape, *_scalars(traits, 0), once=True) for shape in (wide, tall)]
     side = 17 + 2 * traits.align_d
     aliased = Case(Shape(side, side, traits.tile_k + 1, 2), *_scalars(traits, 1), loose=True, once=True)
     same_ab = (traits.a_k_major, traits.dtype_a, traits.align_a) == (traits.b_k_major, traits.dtype_b, traits.align_b)

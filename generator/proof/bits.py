@@ -280,12 +280,18 @@ def revealing(traits: LaunchTraits, case: Case, rng: np.random.Generator) -> tup
     return tuple(representable(one, dtype) for one, dtype in ((a, traits.dtype_a), (b, traits.dtype_b)))
 
 
+_ZERO_ROW, _NAN_ROW = 2, 3
+
+
 class OrderTrial(Trial):
-    """A product whose D is compared with its prediction."""
+    """A product whose D is compared with its prediction. With more rows than a tile, some rows of D are zeros, and some NaN."""
 
     def __init__(self, kernel: Any, case: Case, device: Any, options: CheckOptions) -> None:
         super().__init__(kernel, case, device, options, "normal")
         a, b = revealing(self.traits, case, np.random.default_rng([options.seed, *str(case).encode()]))
+        if case.shape.m > self.traits.tile_m:  # rows of whole and of other tiles
+            a[:, [_ZERO_ROW, -1]] = 0
+            a[:, [_NAN_ROW, -2], 0] = np.nan
         self.operands = replace(self.operands, a=a, b=b)
 
     def complaint(self, order: Order, add: Adder) -> tuple[str, int]:
@@ -315,6 +321,7 @@ def order_cases(traits: LaunchTraits) -> list[Case]:
     shapes = (Shape(m + 5, n + 9, k), Shape(17, n, k, 2), Shape(1, n // 2 + 1, k))
     bias = traits.bias if traits.bias != "launch" else "none"
     cases = [Case(shape, alpha, bias=bias, options=options) for shape in shapes]
+    cases[0] = replace(cases[0], alpha=-alpha)  # zeros become -0
     if traits.serial_parts:  # the first tile is whole; several CTAs share each of the others
         parts = Shape(m + 5, n + 9, 7 * traits.tile_k + traits.tile_k // 2 + 11)
         cases += [Case(parts, alpha, bias=bias, options=LaunchOptions(3, whole, 1)) for whole in (1, 4)]
