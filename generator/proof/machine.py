@@ -300,9 +300,10 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     covering = covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)
     cases += [replace(case, brief=not case.once) for case in covering]
     cases.append(far_case(traits, Shape(m + 1, n + 1, k + 8, 2), FAR_LEADING))
-    # If another case has more tiles and k-tiles, whole tiles run in the two orders that no other case has.
+    # If another case has more tiles and k-tiles, whole tiles run in the two orders that no other case has, with exact numbers:
+    # others have normal ones.
     repeats = traits.persistent or traits.grid_rule == "stream_k"
-    cases[0] = replace(cases[0], brief=repeats, numbers="", first_order=2 if repeats else 0)
+    cases[0] = replace(cases[0], brief=False, numbers=KINDS[0] if repeats else "", first_order=2 if repeats else 0)
     if splits > 1:  # twice, as the last of several tiles
         cases[3] = replace(cases[3], brief=False, numbers=KINDS[1], first_order=0)
     return varied(traits, cases)
