@@ -158,6 +158,11 @@ static int maps(void) {
   if (hgemm_run(handle, &p, NULL) != HGEMM_OK || hgemm_run(handle, &p, NULL) != HGEMM_OK) return 2;
   p.ldb = 2048 + 64; /* rows of B are no multiples of 256 bytes */
   if (hgemm_run(handle, &p, NULL) != HGEMM_OK) return 3;
+  int64_t *const fields[] = {&p.batch_stride_a, &p.batch_stride_b, &p.batch_stride_d, &p.lda, &p.ldd};
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; ++i) { /* each needs other maps */
+    *fields[i] += i < 3 ? 1 << 28 : 64;
+    if (hgemm_run(handle, &p, NULL) != HGEMM_OK) return 4 + (int)i;
+  }
   hgemm_destroy(handle);
   return 0;
 }
