@@ -319,7 +319,9 @@ def test_tensor_maps_are_encoded_as_python_encodes_them(probe: Path, cuda: dict[
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (tmp_path / "log").read_text().splitlines()
     maps = [line for line in lines if line.startswith("map")]
-    assert len(maps) == 3 * (1 + 1 + 5), "the second launch of the same problem encodes nothing; other strides need other maps"
+    assert len(maps) == 3 * (1 + 1 + 5), (
+        "the second launch of the same problem encodes nothing; other strides need other maps"
+    )
     promotions = [int(line.rpartition(" ")[2]) for line in maps[:6]]
     assert promotions == [3, 3, 3, 3, 2, 3], "L2 promotes to 256 bytes only if rows start at multiples of them"
     told = [
