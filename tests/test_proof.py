@@ -570,6 +570,14 @@ def test_the_default_cases_cover_what_a_verdict_needs(rule: str) -> None:
     assert any("uneven splits" in reason for reason in few) == (rule == "split_k")
 
 
+@pytest.mark.parametrize("rule", ["one_tile", "persistent", "launch"])
+@pytest.mark.parametrize("raster", ["row", "group:8"])
+def test_each_bias_of_a_launch_has_a_case_without_c_whose_rows_end_within_8_columns(rule: str, raster: str) -> None:
+    traits = replace(LaunchTraits.of(record(rule, bias="launch", beta=True)), raster=raster)
+    cases = [case for case in default_cases(traits, stages=3) if not case.beta and case.shape.n % 8]
+    assert {case.bias for case in cases if case.shape.m > 16 and case.shape.n > 16} == {"none", "row", "column"}
+
+
 def test_instructions_that_never_run_are_a_shortfall() -> None:
     coverage = Coverage(LaunchTraits.of(record()), mma_per_k_tile=1)
     problem = Problem(33, 49, 20, lda=20, ldb=20, ldc=49, ldd=49)

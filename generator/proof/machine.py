@@ -14,7 +14,7 @@ from generator.proof import executor as abi
 from generator.proof.coverage import Coverage
 from generator.proof.executor import Adversary, Executable, Launch, Region, Report
 from generator.proof.sandbox import arena
-from hgemm.cases import KINDS, TILES_PER_CTA, Case, Shape, cases_of, covering_cases, far_case, varied
+from hgemm.cases import KINDS, TILES_PER_CTA, Case, Shape, cases_of, covering_cases, far_case, varied, whole_pairs
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DeviceError
 from hgemm.launch import (
@@ -36,7 +36,7 @@ from hgemm.launch import (
     workspace_bytes,
 )
 from hgemm.launch_traits import OUTPUT, LaunchTraits
-from hgemm.problem import LaunchOptions, Problem
+from hgemm.problem import BIASES, LaunchOptions, Problem
 
 PERSISTENT_CTAS = 3
 """The most CTAs, or clusters, of a persistent kernel. There are fewer if each would get fewer than TILES_PER_CTA tiles."""
@@ -253,8 +253,9 @@ def _host_map(rule, matrix: Matrix) -> abi.TensorMap:
 def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     """Return the cases that a kernel must pass. They depend on its tile, schedule and number of stages.
 
-    Cases of whole tiles and of splits run with all adversaries. The others are brief. Cases of edges run once: their faults depend
-    little on timing, and most show with either kind of numbers.
+    Whole tiles run with all adversaries. If CTAs repeat, they share the adversaries with the case that fills every stage. Cases of
+    splits run two to four times. Cases of edges run once: their faults depend little on timing, and most show with either kind of
+    numbers.
     """
     traits = replace(traits, stages=stages)
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
@@ -306,7 +307,21 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     cases[0] = replace(cases[0], brief=False, numbers=KINDS[0] if repeats else "", first_order=2 if repeats else 0)
     if splits > 1:  # twice, as the last of several tiles
         cases[3] = replace(cases[3], brief=False, numbers=KINDS[1], first_order=0)
-    return varied(traits, cases)
+    cases = varied(traits, cases)
+    return cases + _bias_cases(traits, cases)
+
+
+def _bias_cases(traits: LaunchTraits, cases: list[Case]) -> list[Case]:
+    """Return problems without C whose rows end within 8 columns, with the biases of launches that no other such case has.
+
+    The compiler makes a copy of the epilogue for such problems.
+    """
+    if not traits.decides_bias:
+        return []
+    had = {case.bias for case in cases if not case.beta and case.shape.n % 8 and min(case.shape.m, case.shape.n) > 16}
+    options = LaunchOptions(1, 0, 1) if traits.decides_splits or traits.decides_raster else None
+    ragged = Case(Shape(17, 17, 1), 2.0, once=True, options=options)
+    return whole_pairs(traits, [replace(ragged, bias=bias) for bias in BIASES if bias not in had])
 
 
 _RAGGED = 7
