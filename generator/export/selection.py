@@ -105,7 +105,7 @@ def _reason(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
         unmeasured = (
             "the selected one was not measured on a similar problem"
             if has_survey
-            else "no product of this kind was measured"
+            else "the selected one was not measured"
         )
         return f"smallest estimate of the variants that support the problem; {unmeasured} on {selector.target.name}"
     survey = selector.surveys[query.kind.code]
