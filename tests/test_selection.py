@@ -394,7 +394,9 @@ def test_it_prints_the_variant_and_with_all_the_others(small_library: Library) -
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["symbol", "code", "rule", "clocks", "workspace_bytes"]
     assert len(lines) == 3 and lines[1].split()[1:3] == ["ptx", "estimated"]
-    assert lines[2].startswith("estimated: smallest estimate") and "the selected one was not measured on sm_90" in lines[2]
+    assert (
+        lines[2].startswith("estimated: smallest estimate") and "the selected one was not measured on sm_90" in lines[2]
+    )
 
 
 def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
