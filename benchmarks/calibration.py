@@ -34,6 +34,7 @@ from hgemm.dispatch_table import (
     FORGIVEN,
     FORGIVEN_IN_ONE_WAVE,
     L2_BITS,
+    OVERLAP_EIGHTHS,
     ROUND_WAITS,
     STRADDLING_PART,
     Row,
@@ -287,7 +288,7 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
     longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
     added = (one.splits > 0) * of("split_clocks", "split") + one.splits * partial
     added = added * (1 + ROUND_WAITS * np.maximum(one.split - 1, 0))
-    overlap = 5 / 8 if is_calibrated else 1 / 2
+    overlap = OVERLAP_EIGHTHS / 8 if is_calibrated else 1 / 2
     return of("launch_clocks", "launch") + added + longer + overlap * np.maximum(shorter - longer / 4, 0)
 
 

@@ -499,6 +499,8 @@ def estimate_clocks(row: Row, query: SelectionQuery, target: Target) -> int:
 
 FORGIVEN_IN_ONE_WAVE, FORGIVEN = 7, 4
 """Sixteenths of what the busiest SM has more than the average that do not count: with at most one CTA per SM, and with more."""
+OVERLAP_EIGHTHS = 5
+"""Eighths of the shorter of the times of SMs and memory that a calibrated row adds to the longer; other rows add 4."""
 
 
 def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
@@ -581,7 +583,8 @@ def default_group(row: Row, target: Target) -> int:
 
 def _overlapped(row: Row, longer: int, shorter: int) -> int:
     """Return about sqrt(longer^2 + shorter^2). A part below a quarter of the other adds nothing. Calibrated rows overlap less."""
-    more = shorter * 5 // 8 - longer * 5 // 32 if row.calibration else shorter // 2 - longer // 8
+    eighths = OVERLAP_EIGHTHS if row.calibration else 4
+    more = shorter * eighths // 8 - longer * eighths // 32
     return longer + max(more, 0)
 
 

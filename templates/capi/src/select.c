@@ -279,7 +279,7 @@ static uint64_t fraction(uint64_t x, uint32_t numerator, uint32_t denominator) {
   return x / denominator * numerator + x % denominator * numerator / denominator;
 }
 
-enum { FORGIVEN_IN_ONE_WAVE = 7, FORGIVEN = 4 }; /* dispatch_table.py says why */
+enum { FORGIVEN_IN_ONE_WAVE = 7, FORGIVEN = 4, OVERLAP_EIGHTHS = 5 }; /* dispatch_table.py says why */
 
 /* Returns the time of the SMs for some CTAs. If the row is calibrated, that is less than the busiest one's time. */
 static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t ctas, uint64_t busiest, uint32_t more,
@@ -312,10 +312,12 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   uint64_t const rounds = ceil_div(rest, target->sms_used[index]);
   uint64_t const start = row->launch_clocks + (shared ? added * (1 + ROUND_WAITS * (rounds - 1)) : 0);
   uint64_t kib, memory, longer, shorter, below, all;
+  uint32_t eighths;
   if (corrected(start + sm, limit.factor) >= limit.best) return start + sm;
   kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, whole.loads + split.loads, q->straddling);
   longer = sm > memory ? sm : memory, shorter = min64(sm, memory);
-  all = row->calibration ? fraction(shorter, 5, 8) : shorter / 2, below = row->calibration ? fraction(longer, 5, 32) : longer / 8;
+  eighths = row->calibration ? OVERLAP_EIGHTHS : 4;
+  all = fraction(shorter, eighths, 8), below = fraction(longer, eighths, 32);
   return min64(start + longer + (all > below ? all - below : 0), COST_LIMIT);
 }
 
