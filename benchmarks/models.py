@@ -7,6 +7,8 @@
 Rounds alternate: torch, patched, patched, torch. A ratio above 1 means that the patched model is faster.
 burst:  each round starts on a card that was idle.
 steady: rounds follow each other, after seconds of load.
+Attention gets no mask tensor, because all sequences have the same length: it uses torch's causal or full attention.
+Otherwise, transformers (5.17 for example) passes a mask during graph capture, and attention falls to a slower kernel.
 The logits of both models are compared with those of the same weights in float64.
 Exit status: 0 the logits are within the bound, 1 they are not, or there is no GPU.
 """
@@ -66,6 +68,7 @@ DTYPES = {"f16": "float16", "bf16": "bfloat16"}
 ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8}
 LONGEST = {"bert": 512}
 """The longest sequence, in tokens, of models that take more tokens as a batch."""
+ATTENTION = "sdpa_without_mask"
 MODES = ("eager", "graph", "compile")
 STATES = ("burst", "steady")
 
@@ -74,6 +77,7 @@ def make_model(name: str, dtype: str, layers: int, device: str = "cuda", **sizes
     """Return a model with random weights. `sizes` replaces fields of its config."""
     import torch
     import transformers
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     config_class, model_class, fields = CONFIGS[name]
     depth = "n_layer" if name == "gpt2" else "num_hidden_layers"
@@ -81,6 +85,9 @@ def make_model(name: str, dtype: str, layers: int, device: str = "cuda", **sizes
     torch.manual_seed(1)
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, DTYPES[dtype]))
+    # transformers makes no mask for an attention function without a mask function of the same name.
+    transformers.AttentionInterface.register(ATTENTION, sdpa_attention_forward)
+    config._attn_implementation = ATTENTION
     try:
         with torch.device(device):
             return getattr(transformers, model_class)(config).eval()

@@ -244,6 +244,16 @@ def test_wgmma_is_taken_where_it_can_be() -> None:
     assert "_sm90_" in choose(large, Target.typical("sm_100")).symbol
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("bias", ["none", "row"])
+@pytest.mark.parametrize("n", [30522, 50257])
+def test_a_vocabulary_of_any_size_has_wgmma_with_and_without_a_bias(dtype: str, bias: str, n: int) -> None:
+    kind = Kind("tn", dtype, dtype, dtype, bias=bias)
+    for m in (128, 4096):
+        chosen = choose(SelectionQuery.dense(kind, (m, n, 1024, 1), 0))
+        assert "_sm90a_" in chosen.symbol and chosen.row.tensor_maps
+
+
 def test_no_variant_is_told_with_what_is_missing() -> None:
     selector = Selector(catalog_table(), H200)
     told = "no variant computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --dtype f16 --layout tn --activation gelu"
