@@ -697,7 +697,9 @@ def test_streams_of_every_library_are_understood() -> None:
 
 # ==== Examples ========================================================================================================
 
-EXAMPLES = ("python/multiply.py", "torch/llama_mlp.py", "torch/gpt2.py", "graph/replay.py")
+WITH_A_LIBRARY = ("python/multiply.py", "torch/llama_mlp.py", "torch/gpt2.py", "graph/replay.py")
+BATCH_INVARIANT = "torch/batch_invariant.py"
+EXAMPLES = (*WITH_A_LIBRARY, BATCH_INVARIANT)
 
 
 def started(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -739,16 +741,25 @@ def test_without_torch_one_line_says_so(example: str, monkeypatch: pytest.Monkey
 
 
 def test_a_library_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
-    module = loaded(EXAMPLES[0])
+    module = loaded(WITH_A_LIBRARY[0])
     monkeypatch.setattr(module, "open_device", lambda: None)
     assert module.main([str(tmp_path / "absent")]) == 1
     assert "absent does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", WITH_A_LIBRARY)
 def test_the_examples_agree(example: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     pytest.importorskip("torch")
     done = started(example, make_library(tmp_path_factory))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.gpu
+def test_a_llamas_logits_are_those_of_a_batch_of_one() -> None:
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name)
+    done = started(BATCH_INVARIANT, "-", 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "hgemm: logits differ in 0 of 63 batches; 0 of 8 linear layers" in done.stdout
