@@ -131,7 +131,7 @@ def correct(layer: Layer, runs: Mapping[str, Run], refused: dict[str, str]) -> d
 def time_layer(kernels: list[hgemm.Kernel], m: int, cutlass: ctypes.CDLL | None) -> dict[str, Any]:
     """Return the medians and the ratios for one number of tokens."""
     layer, refused = Layer(SWIGLU, m, *LAYERS["gate_up"]), {}
-    ours = fastest(layer, kernels, True)
+    [ours] = fastest(layer, kernels, True)
     row: dict[str, Any] = {"m": m, "n": layer.n, "k": layer.k, "kernels": {"ours": ours.symbol}, "refused": refused}
     runs = {"ours": layer.ours(ours, True)}
     offered = {

@@ -16,6 +16,7 @@ Units: microseconds.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -70,6 +71,8 @@ GALLERY_SIZE = 4096
 ROTATED_BYTES = 256 << 20
 """Together, the operands of a graph exceed the L2 cache several times."""
 GRAPH_MS, ROUNDS = 6.0, 31
+PAIRED = 3
+"""Kernels of each launch of an MLP whose pairs are tried together: the power limit makes products in a row slower than alone."""
 TOKENS = (2048, 512, 8192, 1024, 4096)
 """In this order, as far as the time allows: torch.compile tunes each size anew, in about 12 s."""
 
@@ -234,13 +237,13 @@ class Layer:
         return lambda at: function(self.x[at], (self.pairs or self.w)[at], self.inputs[at])
 
 
-def fastest(layer: Layer, kernels: list[Any], fused: bool) -> Any:
-    """Return the fastest kernel of one expression, by times that are not published: a few of all, and more of the fastest four."""
-    for rounds, load_s, graph_ms in ((5, 0.4, GRAPH_MS / 2), (15, 0.1, GRAPH_MS)):
+def fastest(layer: Layer, kernels: list[Any], fused: bool, count: int = 1) -> list[Any]:
+    """Return the fastest kernels of one expression, by times that are not published: a few of all, and more of the fastest six."""
+    for rounds, load_s, graph_ms in ((7, 0.7, GRAPH_MS / 2), (15, 0.1, GRAPH_MS)):
         runs = {one.symbol: layer.ours(one, fused) for one in kernels}
         times = timed(runs, layer.sets, layer.guess_us, rounds, load_s, graph_ms)
-        kernels = sorted(kernels, key=lambda one: statistics.median(times[one.symbol]))[:4]
-    return kernels[0]
+        kernels = sorted(kernels, key=lambda one: statistics.median(times[one.symbol]))[:6]
+    return kernels[:count]
 
 
 class Choice:
@@ -249,13 +252,13 @@ class Choice:
     def __init__(self, kernels: Mapping[str, list[Any]], tuned: Any = None) -> None:
         self.kernels, self.tuned = kernels, tuned
 
-    def of(self, layer: Layer, fused: bool) -> tuple[Any, str]:
-        """Return what launches the product, and the symbol of its kernel."""
+    def of(self, layer: Layer, fused: bool, count: int = 1) -> list[tuple[Any, str]]:
+        """Return what launches the product, the fastest first, and the symbols of the kernels."""
         if self.tuned:
             plan = self.tuned.plan(hgemm.Problem(layer.m, layer.n, layer.k), epilogue=layer.text if fused else None)
-            return plan, plan.kernel.symbol
-        kernel = fastest(layer, self.kernels[layer.text if fused else "none"], fused)
-        return kernel, kernel.symbol
+            return [(plan, plan.kernel.symbol)]
+        kernels = fastest(layer, self.kernels[layer.text if fused else "none"], fused, count)
+        return [(kernel, kernel.symbol) for kernel in kernels]
 
     def same(self, layer: Layer, symbol: str) -> Any:
         """Return the kernel without an epilogue that is otherwise equal to one of `kernels`. None if the library is tuned."""
@@ -274,8 +277,8 @@ def time_layer(choice: Choice, name: str, text: str, m: int, compiled: bool) -> 
     import torch
 
     layer = Layer(text, m, *LAYERS[name])
-    plain, plain_symbol = choice.of(layer, False)
-    fused, fused_symbol = choice.of(layer, True)
+    [(plain, plain_symbol)] = choice.of(layer, False)
+    [(fused, fused_symbol)] = choice.of(layer, True)
     symbols = {"fused": fused_symbol, "plain": plain_symbol}
     eager = layer.torchs(layer.formula)
     runs = {"fused": layer.ours(fused, True), "plain": layer.ours(plain, False)}
@@ -371,8 +374,12 @@ def time_mlp(choice: Choice, name: str, m: int, compiled: bool) -> dict[str, Any
     """Return the medians and the ratios of a whole MLP."""
     import torch
 
-    chosen = [choice.of(Layer(text, m, n, k), True) for n, k, text in MLPS[name]]
+    offered = [choice.of(Layer(text, m, n, k), True, PAIRED) for n, k, text in MLPS[name]]
     mlp = Mlp(name, m)
+    pairs = list(itertools.product(*offered))
+    trial = {str(at): mlp.ours(first, second) for at, ((first, _), (second, _)) in enumerate(pairs)}
+    tried = timed(trial, mlp.sets, mlp.guess_us, 9, 0.5)  # not published
+    chosen = min(zip(tried.values(), pairs, strict=True), key=lambda one: statistics.median(one[0]))[1]
     runs = {"fused": mlp.ours(*(launch for launch, _ in chosen)), "eager": mlp.torchs(mlp.formula)}
     runs["products"] = mlp.torchs(mlp.products)
     runs["fused"](0)

@@ -1450,9 +1450,16 @@ EXPRESSIONS = (
     ),
     Fault(
         "wgmma: the inputs of a subtile for the next",
-        At("Epilogue::run_loop", "load(next, index + 1").argument(1, "index"),
+        At("Epilogue::run_loop", "load(next, count == 2").argument(1, "index"),
         AHEAD_90,
         "65x150x70",
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: a subtile of an expression by the branch of the next",
+        At("EpilogueSubtile::pick_by_branches", "index < FIRST + COUNT / 2").replace("index <= FIRST + COUNT / 2"),
+        AHEAD_90,
+        "65x128x70",
         (NUMBERS,),
     ),
     Fault(

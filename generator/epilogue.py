@@ -85,7 +85,8 @@ def _function(path: Path, name: str) -> Any:
             step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == path.absolute()
         ]
         place = f"{path}:{lines[-1]}" if lines else f"{path}"
-        raise RequestError(f"epilogue {place} cannot be run: {type(error).__name__}: {error}") from error
+        what = "" if isinstance(error, EpilogueError) else f" cannot be run: {type(error).__name__}"
+        raise RequestError(f"epilogue {place}{what}: {error}") from error
     finally:
         sys.dont_write_bytecode = writes
     if not callable(getattr(module, name, None)):

@@ -243,6 +243,11 @@ def test_a_file_names_a_function(tmp_path: Path) -> None:
     path.write_text("raise SystemExit(0)\n")
     with pytest.raises(RequestError, match="my_epilogues.py:1 cannot be run: SystemExit: 0"):
         emission.resolved("my_epilogues.py:shifted", tmp_path)
+    path.write_text(
+        "from hgemm.epilogue_language import Matrix\n\n\ndef f(acc, x: Matrix['f64']):\n    return acc + x\n"
+    )
+    with pytest.raises(RequestError, match=r"my_epilogues.py:4: Matrix\['f64'\]: use one of f16, bf16, f32"):
+        emission.resolved("my_epilogues.py:f", tmp_path)
     with pytest.raises(RequestError, match="only --epilogue on the command line"):
         parse_field("epilogue", f"{path}:shifted")  # a record must not run a file
     spec_file = tmp_path / "spec.toml"
@@ -641,10 +646,18 @@ def test_random_expressions_are_right(part: int, hasty_workshop: HostToolchain) 
     assert not [(verdict, one) for verdict, one in verdicts if verdict.startswith("failed")]
 
 
-@pytest.mark.parametrize("text", ["silu(gate) * up", "residual: Matrix; silu(gate) * up + residual"])
-def test_a_gated_pair_on_wgmma_is_proved(text: str, hasty_workshop: HostToolchain) -> None:
-    """The cases of a proof reach all of its instructions: none is left for rows that end within a vector."""
-    (plan,) = sweep([{"arch": "sm_90a", "tile": "64x64x64", "epilogue": text}]).plans
+@pytest.mark.parametrize(
+    ("tile", "text"),
+    [
+        ("64x64x64", "silu(gate) * up"),
+        ("64x64x64", "residual: Matrix; silu(gate) * up + residual"),
+        ("64x72x64", "residual: Matrix; acc + residual"),
+        ("64x192x64", "gelu(acc + bias)"),
+    ],
+)
+def test_an_expression_on_wgmma_is_proved(tile: str, text: str, hasty_workshop: HostToolchain) -> None:
+    """The cases of a proof reach all instructions: none is left for rows that end within a vector, or for a narrower part."""
+    (plan,) = sweep([{"arch": "sm_90a", "tile": tile, "cooperation": "pingpong", "epilogue": text}]).plans
     checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop).checks
     assert not [check.reason for check in checks if not check.passed]
 

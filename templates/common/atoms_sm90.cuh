@@ -25,6 +25,12 @@ namespace atoms {
 
 // ---- Warpgroups and clusters ----------------------------------------------------------------------------------------
 
+// A copy of a word that stays in its branch: the compiler turns other copies into selects outside of it.
+HGEMM_DEVICE uint32_t moved(uint32_t bits) {
+  uint32_t result;
+  asm volatile("mov.b32 %0, %1;" : "=r"(result) : "r"(bits));
+  return result;
+}
 // This thread's warp. The shuffle tells the compiler that the value is uniform in the warp.
 HGEMM_DEVICE int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
 // True in one thread of the warp, the same one at each call. The compiler knows that it is one thread.

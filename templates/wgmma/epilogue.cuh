@@ -692,6 +692,25 @@ struct Epilogue {
         }
       }
     }
+
+    // The same by a tree of branches: a move for each register, in place of a select for each subtile and register.
+    template <int FIRST, int COUNT, class Accumulators>
+    HGEMM_DEVICE void pick_by_branches(Accumulators const& accumulators, int index) {
+      if constexpr (COUNT > 1) {
+        if (index < FIRST + COUNT / 2) {
+          pick_by_branches<FIRST, COUNT / 2>(accumulators, index);
+        } else {
+          pick_by_branches<FIRST + COUNT / 2, COUNT - COUNT / 2>(accumulators, index);
+        }
+      } else {
+        constexpr int block = FIRST / subtiles, first = FIRST % subtiles * (parts * columns / 8);
+        HGEMM_UNROLL
+        for (int j = 0; j < parts * columns / 8 && first + j < Accumulators::mma_n; ++j) {
+          HGEMM_UNROLL
+          for (int r = 0; r < registers; ++r) bits[j][r] = atoms::moved(accumulators.bits(block, first + j, r));
+        }
+      }
+    }
   };
 
   // ---- Loop over subtiles -----------------------------------------------------------------------------------------
@@ -759,7 +778,8 @@ struct Epilogue {
       HGEMM_NO_UNROLL
       for (int index = 0; index < count; ++index) {
         auto const inputs = next;
-        if (index + 1 < count) load(next, index + 1, batch, row_first, column_first);
+        // A constant index where there is only one: the loads of a narrower last subtile have no predicates then.
+        if (index + 1 < count) load(next, count == 2 ? 1 : index + 1, batch, row_first, column_first);
         store_subtile<false, Policy::bias>(accumulators, index, batch, row_first, column_first, adds_c, inputs);
       }
     } else {
@@ -784,7 +804,13 @@ struct Epilogue {
                                   bool adds_c, Loaded const&... loaded) {
     EpilogueSubtile<Accumulators::in_pairs> subtile;
     subtile.place(index, batch, row_first, column_first);
-    subtile.pick(accumulators, index);
+    // Branches copy all registers of a subtile at once, which may spill where a wide subtile has an odd end.
+    constexpr bool by_branches = Accumulators::mma_m * subtiles > 4 || last_columns == columns;
+    if constexpr (has_expression<Policy> && by_branches) {
+      subtile.template pick_by_branches<0, Accumulators::mma_m * subtiles>(accumulators, index);
+    } else {
+      subtile.pick(accumulators, index);
+    }
     if constexpr (reductions_of<Policy> > 0) {
       if (index % subtiles == 0) clear(partials[0]), clear(partials[1]);
     }
