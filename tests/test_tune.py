@@ -628,6 +628,15 @@ def test_candidates_have_many_tiles(made: FakeMake) -> None:
     assert len(set(tiles)) >= 8 and max(map(tiles.count, tiles)) <= ALIKE
 
 
+def test_candidates_cut_a_problem_into_many_grids(made: FakeMake) -> None:
+    """All tiles of 184 to 256 rows cut 180 rows into one tile."""
+    work = Work(180, 4096, 704)
+    ranking = generating(made, [work]).ranking
+    rows = [ranking.rows[symbol][1] for symbol in ranking.best(work, 24)]
+    grids = [(-(-180 // row.tile_m), -(-4096 // row.tile_n)) for row in rows]
+    assert len(set(grids)) >= 8 and max(map(grids.count, grids)) <= ALIKE
+
+
 @pytest.mark.parametrize("text", ["residual: Matrix; gelu(acc) + residual", "silu(gate) * up"])
 def test_missing_kernels_of_an_expression_are_made(made: FakeMake, text: str) -> None:
     epilogue = epilogue_of(text)

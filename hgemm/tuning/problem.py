@@ -89,7 +89,7 @@ def is_undecided(times: Mapping[str, Sequence[float]], winner: str) -> bool:
 REMEASURED = 2
 """Number of best variants of earlier sessions that are measured again."""
 ALIKE = 3
-"""Number of variants with one tile that come before the others."""
+"""Number of variants with one tile, and of those that cut the problem into as many tiles along m and n, before the others."""
 
 
 class Ranking:
@@ -132,8 +132,8 @@ class Ranking:
         """Return at most `count` variants to measure for a problem, most promising first. `among` limits the choice.
 
         First come the earlier best variants. Then the lowest corrected and the lowest uncorrected estimates alternate.
-        Corrections come from problems nearby, which may mislead. Variants of one tile have similar estimates, so only ALIKE of
-        them come early.
+        Corrections come from problems nearby, which may mislead. Variants of one tile, or of as many tiles, have similar
+        estimates, and similar errors of them, so only ALIKE of them come early.
         """
         kind = work.kind
         query = SelectionQuery.dense(kind, work.extents)
@@ -151,21 +151,22 @@ class Ranking:
         by_both = sorted(corrected, key=corrected.__getitem__)
         mixed = [symbol for pair in zip_longest(by_both, by_estimate) for symbol in pair if symbol]
         known = [symbol for symbol in first if symbol in estimates]
-        return list(dict.fromkeys([*known, *self._varied(dict.fromkeys(mixed))]))[:count]
+        return list(dict.fromkeys([*known, *self._varied(query, dict.fromkeys(mixed))]))[:count]
 
-    def _varied(self, symbols: Iterable[str]) -> list[str]:
-        """Return the symbols in order, but repeats of a tile and cluster with equal clocks, and of a tile after ALIKE, last."""
+    def _varied(self, query: SelectionQuery, symbols: Iterable[str]) -> list[str]:
+        """Return the symbols in order. Repeats of a tile and cluster with equal clocks, and of a sort after ALIKE, come last."""
         seen: set[tuple[int, ...]] = set()
-        tiles: Counter[tuple[int, ...]] = Counter()
+        alike: Counter[tuple[int, ...]] = Counter()
         varied: list[str] = []
         others: list[str] = []
         for symbol in symbols:
             row = self.rows[symbol][1]
             tile = row.tile_m, row.tile_n, row.tile_k
+            grid = -(-query.m // row.tile_m), -(-query.n // row.tile_n)
             shape = *tile, row.cluster_m, row.cluster_n, row.splits, row.k_tile_clocks, row.tile_clocks
-            is_new = shape not in seen and tiles[tile] < ALIKE
+            is_new = shape not in seen and max(alike[tile], alike[grid]) < ALIKE
             seen.add(shape)
-            tiles[tile] += is_new
+            alike.update([tile, grid] if is_new else [])
             (varied if is_new else others).append(symbol)
         return varied + others
 
