@@ -44,6 +44,7 @@ from hgemm.dispatch_table import (
 )
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import (
+    DRAM_GBYTES_PER_S,
     FAMILY,
     IDENTITY,
     LAUNCH,
@@ -53,6 +54,8 @@ from hgemm.model.calibrated import (
     PATH,
     SPANS,
     TERMS,
+    WAVE_BOUNDS,
+    WAVE_CLASSES,
     Calibration,
     Words,
     calibration,
@@ -61,12 +64,15 @@ from hgemm.model.calibrated import (
     identity,
     parse_calibration,
     span_of,
+    wave_class,
 )
 from hgemm.model.predict import fits
 from hgemm.problem import Kind
 from hgemm.selection_query import SelectionQuery, Target
 
 CAPABILITY, SMS = 90, 132
+DRAM_SPEEDS = {"NVIDIA H100 80GB HBM3": 3352, "NVIDIA H200": 4917}
+"""As Target.dram_gbytes_per_s. Units: GB/s."""
 STATE = "model"
 WITHIN = 3.0
 """Times beyond this multiple of the best one are not kept."""
@@ -194,6 +200,7 @@ class Launches:
 
     Fields: a launch has `items` CTAs on the busiest SM (`busiest`), in so many `rounds`; `split` counts those that store partial
         accumulators. `k_tiles` and `round_k_tiles` are those of the busiest SM.
+    `dram_mib` is longer by as much as the GPU's DRAM is slower than DRAM_GBYTES_PER_S.
     Units: MiB of traffic; k-tiles; microseconds.
     """
 
@@ -211,6 +218,7 @@ class Launches:
     split_items: np.ndarray
     sms: np.ndarray
     mib: np.ndarray
+    dram_mib: np.ndarray
     straddling: np.ndarray
     splits: np.ndarray
     m: np.ndarray
@@ -223,6 +231,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
     """Return the launches of a data file as arrays. Rows are numbered in the order of `rows`."""
     places = {key: place for place, key in enumerate(rows)}
     its_rows, target = [*rows.values()], Target.typical(f"sm_{CAPABILITY}", SMS)
+    slower = DRAM_GBYTES_PER_S / DRAM_SPEEDS[document["device"]]
     kernels = [tuple(words) for words in document["kernels"]]
     found: list[tuple[float, ...]] = []
     for at, problem in enumerate(document["problems"]):
@@ -250,7 +259,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
                     *(sum(busiest), sum(rounds), busiest[1] * shared, rounds[1] * shared),
                     sum(items * k_tiles for items, k_tiles in parts),
                     *(sum(items for items, _ in parts), parts[1][0] * shared, sms),
-                    *(mib, straddling / 2, splits * shared, m),
+                    *(mib, mib * slower, straddling / 2, splits * shared, m),
                 )
             )
     columns = np.array(found, float).T
@@ -260,10 +269,12 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
     )
 
 
-def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) -> np.ndarray:
+def clocks(
+    launches: Launches, rows: Sequence[Row], factors: np.ndarray | None, waves: np.ndarray | None = None
+) -> np.ndarray:
     """Return the estimates of launches, as hgemm.dispatch_table.launch_clocks. Without factors, rows are not calibrated.
 
-    Shapes: factors (row, term).
+    Shapes: factors (row, term); waves (class and number of waves,).
     """
     one, is_calibrated = launches, factors is not None
     factors = np.ones((len(rows), len(TERMS))) if factors is None else factors
@@ -281,15 +292,24 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
     average = (one.loads * k_tile + one.items * tile + one.split_items * partial) / one.sms
     forgiven = np.where(one.items <= one.sms, FORGIVEN_IN_ONE_WAVE, FORGIVEN) / 16 * is_calibrated
     sm = sm - np.maximum(sm - average, 0) * forgiven
+    if waves is not None:
+        sm = sm * np.where(np.array([row.tensor_maps for row in rows])[one.row] > 0, waves[wave_places(one, rows)], 1)
     again = one.loads * of("l2_clocks", "l2") / (1 << L2_BITS) - one.mib * of("l2_mib_clocks", "l2")
     operands = 2 * one.straddling  # `straddling` is 1 if both operands straddle
     again = np.maximum(again, 0) * (1 + operands / STRADDLING_PART)
-    memory = of("dram_start_clocks", "dram_start") + one.mib * of("dram_mib_clocks", "dram") + again
+    memory = of("dram_start_clocks", "dram_start") + one.dram_mib * of("dram_mib_clocks", "dram") + again
     longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
     added = (one.splits > 0) * of("split_clocks", "split") + one.splits * partial
     added = added * (1 + ROUND_WAITS * np.maximum(one.split - 1, 0))
     overlap = OVERLAP_EIGHTHS / 8 if is_calibrated else 1 / 2
     return of("launch_clocks", "launch") + added + longer + overlap * np.maximum(shorter - longer / 4, 0)
+
+
+def wave_places(launches: Launches, rows: Sequence[Row]) -> np.ndarray:
+    """Return the place of each launch's factor in the factors of waves: those of a class after those of the one before it."""
+    classes = [wave_class(row.cluster_ctas, row.decides_splits, row.splits) for row in rows]
+    waves = (100 * launches.items > np.array(WAVE_BOUNDS)[:, None] * launches.sms).sum(axis=0)
+    return np.array(classes)[launches.row] * (len(WAVE_BOUNDS) + 1) + waves
 
 
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
@@ -325,12 +345,15 @@ STEPS, LONGEST_STEP, DIFFERENCE = 10, 0.3, 0.02
 
 @dataclass(frozen=True)
 class Fitted:
-    """Factors. Shapes: `shared` (term,); `groups`, those of a kernel's group, `spans`, besides these, and `own` (row, term)."""
+    """Factors. Shapes: `shared` (term,); `groups`, those of a kernel's group, `spans`, besides these, and `own` (row, term);
+    `waves` (class and number of waves,).
+    """
 
     shared: np.ndarray
     groups: np.ndarray
     spans: np.ndarray
     own: np.ndarray
+    waves: np.ndarray
 
 
 def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
@@ -396,7 +419,37 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
     k_tile = TERMS.index("k_tile")
     own[:, k_tile] = np.maximum(own[:, k_tile], groups[:, k_tile] + np.log(LEAST_K_TILE))
     own[:, k_tile] = np.maximum(own[:, k_tile], _least_k_tile(launches, named, own[:, k_tile]))
-    return Fitted(np.exp(shared[0]), np.exp(groups), np.exp(spanned - groups), np.exp(own))
+    factors = np.exp(own)
+    waves = fitted_waves(launches, rows, factors)
+    return Fitted(np.exp(shared[0]), np.exp(groups), np.exp(spanned - groups), factors, waves)
+
+
+WAVE_PULL, WAVE_STEPS, WAVE_FAR, LARGEST_ERROR = 30, 2, 0.4, 0.3
+"""What fits the factors of waves.
+
+That is: the launches without an error that pull each one towards 1; the steps; the lead of the lowest estimate of a problem at
+which a launch has the least weight; and the error that larger ones count as.
+
+Weights follow estimates, not times: they choose the kernels whose errors matter.
+"""
+
+
+def fitted_waves(launches: Launches, rows: Sequence[Row], factors: np.ndarray) -> np.ndarray:
+    """Return the factors of waves beside those of kernels."""
+    places, count = wave_places(launches, rows), int(launches.at.max()) + 1
+    estimates, best = clocks(launches, rows, factors), np.full(count, np.inf)
+    np.minimum.at(best, launches.at, estimates)
+    weights = np.clip(1 - (estimates / best[launches.at] - 1) / WAVE_FAR, LEAST_WEIGHT, 1)
+    of_problem = np.maximum(np.bincount(launches.at, weights, count), 1e-9)
+    logs = np.zeros(WAVE_CLASSES * (len(WAVE_BOUNDS) + 1))
+    for _ in range(WAVE_STEPS):
+        base, moved = (np.log(clocks(launches, rows, factors, np.exp(logs + step))) for step in (0, DIFFERENCE))
+        slopes, errors = (moved - base) / DIFFERENCE, np.log(launches.time_us) - base
+        errors = errors - (np.bincount(launches.at, weights * errors, count) / of_problem)[launches.at]
+        errors = np.clip(errors, -LARGEST_ERROR, LARGEST_ERROR)
+        right, square = (np.bincount(places, weights * slopes * one, len(logs)) for one in (errors, slopes))
+        logs += right / (square + WAVE_PULL)
+    return np.exp(logs)
 
 
 def _of_tile(words: Words) -> Words:
@@ -437,13 +490,17 @@ def level(launches: Launches, rows: Sequence[Row], factors: np.ndarray) -> float
 
 
 def losses(
-    launches: Launches, rows: Sequence[Row], factors: np.ndarray | None, kept: np.ndarray | None = None
+    launches: Launches,
+    rows: Sequence[Row],
+    factors: np.ndarray | None,
+    waves: np.ndarray | None,
+    kept: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the loss of each problem if the kernel with the lowest estimate runs, of all kernels or of those that are kept.
 
     It is infinite if no kept kernel was measured. Shapes: (problem,).
     """
-    estimates = clocks(launches, rows, factors)
+    estimates = clocks(launches, rows, factors, waves)
     estimates = np.where(True if kept is None else kept[launches.row], estimates, np.inf)
     best = np.full(int(launches.at.max()) + 1, np.inf)
     np.minimum.at(best, launches.at, launches.time_us)
@@ -503,18 +560,22 @@ def judged(
     """Yield titles and figures: the model alone, and calibrations by the same GPU, by the others, and by all, in folds."""
     rows, devices = [*named.values()], list(dict.fromkeys(device for device, _ in data))
     for part, launches in data.items():
-        yield f"{''.join(part)}: model alone", summary(losses(launches, rows, None, kept))
+        yield f"{''.join(part)}: model alone", summary(losses(launches, rows, None, None, kept))
     for device in devices if len(devices) > 1 else ():
-        own = fitted(_joined([launches for (other, _), launches in data.items() if other != device]), named).own
+        its = fitted(_joined([launches for (other, _), launches in data.items() if other != device]), named)
         for part in (one for one in data if one[0] == device):
-            yield f"{''.join(part)}: calibrated by the others", summary(losses(data[part], rows, own, kept))
+            yield (
+                f"{''.join(part)}: calibrated by the others",
+                summary(losses(data[part], rows, its.own, its.waves, kept)),
+            )
     by = {f"calibrated by {device}": [part for part in data if part[0] == device] for device in devices}
     for title, sources in ((by if len(devices) > 1 else {}) | {"calibrated by all": [*data]}).items():
         found: dict[tuple[str, str], list[np.ndarray]] = {part: [] for part in sources}
         for fold in range(FOLDS):
-            own = fitted(_joined([of_problems(data[part], folds[part] != fold) for part in sources]), named).own
+            its = fitted(_joined([of_problems(data[part], folds[part] != fold) for part in sources]), named)
             for part in sources:
-                found[part].append(losses(of_problems(data[part], folds[part] == fold), rows, own, kept))
+                held_out = of_problems(data[part], folds[part] == fold)
+                found[part].append(losses(held_out, rows, its.own, its.waves, kept))
         for part in sources:
             yield f"{''.join(part)}: {title}, held out", summary(np.concatenate(found[part]))
 
@@ -632,6 +693,7 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
         groups={group_of(words): _permille(scale * factors.groups[place]) for (words, _), place in places.items()},
         spans={span: _permille(factors.spans[place]) for span, place in spans.items() if span != SPANS[0]},
         kernels={key: _permille(scale * factors.own[place]) for key, place in places.items() if measured[place]},
+        waves=tuple(_permille(part) for part in np.split(factors.waves, WAVE_CLASSES)),
     )
     document = document_of(found, devices, "python -m benchmarks.calibration fit")
     parse_calibration(document)

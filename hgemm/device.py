@@ -190,6 +190,11 @@ class Device:
     def l2_bytes(self) -> int:
         return self._attribute("L2_CACHE_SIZE")
 
+    @property
+    def dram_gbytes_per_s(self) -> int:
+        """The speed of DRAM by its clock, which is that of two transfers, and its width. 0 if the driver tells neither."""
+        return 2 * self._attribute("MEMORY_CLOCK_RATE") * self._attribute("GLOBAL_MEMORY_BUS_WIDTH") // 8_000_000
+
     def _attribute(self, name: str) -> int:
         attribute = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self._call("cuDeviceGetAttribute", f"read {name}", attribute, self.handle))

@@ -7,6 +7,7 @@ the same ones (templates/capi/src/select.c).
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -21,7 +22,16 @@ from hgemm.gpus import TYPICAL
 from hgemm.launch import COUNTER_BYTES, PANEL_ROWS, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
-from hgemm.model.calibrated import ONE, TERMS, Calibration, Factors, calibration
+from hgemm.model.calibrated import (
+    DRAM_GBYTES_PER_S,
+    ONE,
+    TERMS,
+    WAVE_BOUNDS,
+    Calibration,
+    Factors,
+    calibration,
+    wave_class,
+)
 from hgemm.model.cards import Card, usual_card
 from hgemm.model.kernel import by_wgmma
 from hgemm.model.predict import ACCUMULATOR_BYTES, KernelShape, cycles_of, fit_of
@@ -97,6 +107,11 @@ class Row:
     def reduces(self) -> bool:
         """Whether the expression has reductions."""
         return self.reductions + self.column_reductions > 0
+
+    @cached_property
+    def wave_factors(self) -> Factors:
+        """The factors of the time of the SMs, by the waves of CTAs."""
+        return calibration().waves[wave_class(self.cluster_ctas, self.decides_splits, self.splits)]
 
     def work(self, m: int, n: int, batch: int) -> int:
         """Return the CTA tiles of a problem: tiles times splits times batch. Splits that a launch decides do not count."""
@@ -526,10 +541,12 @@ def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: Laun
         loads += items * k_tiles
         work += items * (row.tile_clocks + stored)
         ctas += items
-    sm, memory = min(max(busy, single), LIMIT), _memory(row, query, loads)
+    sm, memory = min(max(busy, single), LIMIT), _memory(row, query, target, loads)
     if row.calibration:
         average = (min(loads * (row.k_tile_clocks + extra), LIMIT) + work) // sms
         sm -= max(sm - average, 0) * (FORGIVEN_IN_ONE_WAVE if ctas <= sms else FORGIVEN) // 16
+        if row.tensor_maps:
+            sm = sm * row.wave_factors[bisect_left(WAVE_BOUNDS, -(-100 * ctas // sms))] // ONE
     waits = 1 + ROUND_WAITS * (busiest - 1)  # `busiest` counts the split items
     added = (row.split_clocks + options.splits * row.partial_clocks) * shared * waits
     return min(row.launch_clocks + added + _overlapped(row, max(sm, memory), min(sm, memory)), LIMIT)
@@ -592,7 +609,24 @@ def _ceil_div(x: int, y: int) -> int:
     return -(-x // y)
 
 
-def _memory(row: Row, query: SelectionQuery, loads: int) -> int:
+DRAM_ONE = 1024
+CALIBRATED = 90
+"""The architecture, as a number, that was measured."""
+
+
+def dram_part(target: Target) -> int:
+    """Return the time of DRAM on a GPU in parts of DRAM_ONE of that on those that the calibration measured."""
+    known = LEAST_GBYTES_PER_S <= target.dram_gbytes_per_s <= MOST_GBYTES_PER_S
+    return (
+        DRAM_ONE * DRAM_GBYTES_PER_S // target.dram_gbytes_per_s if known and target.number == CALIBRATED else DRAM_ONE
+    )
+
+
+LEAST_GBYTES_PER_S, MOST_GBYTES_PER_S = 1000, 16000
+"""Other speeds of DRAM are not believed."""
+
+
+def _memory(row: Row, query: SelectionQuery, target: Target, loads: int) -> int:
     """Return the time of DRAM to read A and B once and write D, plus that of L2 to read the rest."""
     operands = min((query.m + query.n) * query.k * query.batch, LIMIT)
     results = min(query.m * query.n * query.batch, LIMIT)
@@ -600,7 +634,7 @@ def _memory(row: Row, query: SelectionQuery, loads: int) -> int:
     loaded = min(loads, KIB_LIMIT) * row.l2_clocks >> L2_BITS
     l2 = max(loaded - (kib * row.l2_mib_clocks >> 10), 0)
     l2 += l2 * query.straddling // STRADDLING_PART
-    return row.dram_start_clocks + (kib * row.dram_mib_clocks >> 10) + l2
+    return row.dram_start_clocks + (kib * (row.dram_mib_clocks * dram_part(target) // DRAM_ONE) >> 10) + l2
 
 
 def sms_used(row: Row, target: Target) -> int:

@@ -22,11 +22,15 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Target:
-    """One GPU by its numbers. It need not be in this machine."""
+    """One GPU by its numbers. It need not be in this machine.
+
+    Fields: `dram_gbytes_per_s` is 0 for the usual speed of DRAM.
+    """
 
     capability: tuple[int, int]
     sms: int
     smem_bytes_per_cta: int
+    dram_gbytes_per_s: int = 0
 
     @property
     def number(self) -> int:
@@ -40,7 +44,7 @@ class Target:
     @classmethod
     def of(cls, device: Device) -> Target:
         """Return the target of a device in this machine."""
-        return cls(device.capability, device.sms, device.smem_bytes_per_cta)
+        return cls(device.capability, device.sms, device.smem_bytes_per_cta, device.dram_gbytes_per_s)
 
     @classmethod
     def typical(cls, arch: str, sms: int = 0) -> Target:

@@ -80,7 +80,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int const capability = number_of("FAKE_CAPABILITY", 90);
   (void)device;
   *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? number_of("FAKE_SMS", 132)
-         : attribute == 97 ? number_of("FAKE_SMEM", 232448) : -1;
+         : attribute == 97 ? number_of("FAKE_SMEM", 232448) : attribute == 36 ? 2619000 : attribute == 37 ? 5120 : -1;
   return *value < 0;
 }
 int cuDevicePrimaryCtxRetain(void **found, int device) { *found = context; ++live; return device != 0; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +32,9 @@ from hgemm.problem import Kind
 from hgemm.selection import SHIPPED, Selector
 from hgemm.selection_query import SelectionQuery, Target
 
-H200 = Target.typical("sm_90")
+H200 = replace(Target.typical("sm_90"), dram_gbytes_per_s=fitting.DRAM_SPEEDS["NVIDIA H200"])
+DATA = Path(fitting.__file__).parent / "data"
+WAVES = np.concatenate(calibration().waves) / ONE
 WGMMA = {
     "arch": "sm_90a",
     "tile": "128x256x64",
@@ -156,6 +159,7 @@ def test_kernels_that_were_not_measured_share_the_factors_of_their_group() -> No
         ({"groups": [{"group": "ldg", "factors": [0] * len(TERMS)}]}, "groups"),
         ({"spans": [{"bytes": 16, "factors": [ONE] * len(TERMS)}]}, "bytes"),
         ({"kernels": [{"identity": ["sm_90a"] * 12, "factors": [ONE] * len(TERMS)}]}, "number of stages"),
+        ({"waves": []}, "waves"),
         ({"extra": 1}, "extra"),
     ],
 )
@@ -206,7 +210,7 @@ def times_by(rows: dict, batch: int = 1) -> dict:
                 own = [options.splits, options.whole_tiles] if one.decides_splits else []
                 times.append([kernel, launch_clocks(one, query, H200, options), *own])
         problems.append([*extents, 0, 0, times, *([] if (batch, layout) == (1, "tn") else [batch, layout])])
-    return {"kernels": [list(words) for words, _ in rows], "problems": problems}
+    return {"device": "NVIDIA H200", "kernels": [list(words) for words, _ in rows], "problems": problems}
 
 
 @pytest.mark.parametrize(("batch", "layout"), [(1, "tn"), (1, "nt"), (9, "tt")])
@@ -215,8 +219,8 @@ def test_the_arrays_of_the_fit_estimate_what_selection_does(level: int, batch: i
     rows = space(layout)
     document = times_by({key: replace(one, calibration=level) for key, one in rows.items()}, batch)
     launches = fitting.launches_of(document, rows)
-    factors = np.ones((len(rows), len(TERMS))) if level else None
-    assert np.allclose(fitting.clocks(launches, [*rows.values()], factors), 1e3 * launches.time_us, rtol=2e-3)
+    factors, waves = (np.ones((len(rows), len(TERMS))), WAVES) if level else (None, None)
+    assert np.allclose(fitting.clocks(launches, [*rows.values()], factors, waves), 1e3 * launches.time_us, rtol=2e-3)
 
 
 def test_the_fit_finds_the_factor_of_a_kernel() -> None:
@@ -227,10 +231,25 @@ def test_the_fit_finds_the_factor_of_a_kernel() -> None:
         slower[0], k_tile_clocks=slower[0].k_tile_clocks * 2, single_k_tile_clocks=slower[0].single_k_tile_clocks * 2
     )
     launches = fitting.launches_of(times_by(dict(zip(rows, slower, strict=True))), rows)
-    factors = fitting.fitted(launches, rows).own
-    assert factors[0, 0] / factors[1, 0] > 1.5
-    assert fitting.losses(launches, [*rows.values()], factors).max() < 0.05
-    assert fitting.losses(launches, [*rows.values()], None).max() > 0.05
+    found = fitting.fitted(launches, rows)
+    assert found.own[0, 0] / found.own[1, 0] > 1.5
+    assert fitting.losses(launches, [*rows.values()], found.own, found.waves).max() < 0.05
+    assert fitting.losses(launches, [*rows.values()], None, None).max() > 0.05
+
+
+def test_the_fit_finds_how_a_class_of_kernels_takes_part_of_a_wave() -> None:
+    """Kernels without clusters take 30 % longer with less than a wave. Factors of kernels alone cannot say so."""
+    rows = dict([*space().items()][:2])
+    launches = fitting.launches_of(times_by({key: replace(one, calibration=1) for key, one in rows.items()}), rows)
+    its = [*rows.values()]
+    factors, places = np.ones((len(its), len(TERMS))), fitting.wave_places(launches, its)
+    slow = WAVES.copy()
+    slow[places[launches.items <= launches.sms]] *= 1.3
+    many = replace(launches, time_us=fitting.clocks(launches, its, factors, slow))
+    many = fitting._joined([many] * 100)
+    found = fitting.fitted_waves(many, its, factors)
+    errors = [np.log(fitting.clocks(many, its, factors, waves) / many.time_us) for waves in (None, found)]
+    assert np.abs(errors[1]).max() < np.abs(errors[0]).max()
 
 
 def test_a_kernel_of_few_problems_is_not_faster_than_others_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +272,20 @@ def test_a_kernel_of_few_problems_is_not_faster_than_others_of_its_group(monkeyp
     monkeypatch.setattr(fitting, "MIN_PROBLEMS", len(EXTENTS))
     of_known, of_few = clocks_by_add()
     assert of_few == pytest.approx(of_known)
+
+
+@pytest.mark.parametrize(("gpu", "most"), [("h100", 22), ("h200", 29)])
+def test_selection_from_the_catalog_is_near_the_fastest_of_cublaslt(gpu: str, most: int) -> None:
+    """It loses less than 2 % to the catalog's best kernel, and few of 1,150 problems run below 0.85 of cuBLASLt's fastest."""
+    document = json.loads((DATA / f"space_fresh_{gpu}.json").read_text())
+    rows = fitting.rows_of([document], calibration())
+    launches, kept = fitting.launches_of(document, rows), fitting._in_catalog(rows)
+    every = np.ones((len(rows), len(TERMS)))
+    against_best = fitting.losses(launches, [*rows.values()], every, WAVES, kept)
+    of_catalog = fitting._best_of(launches, kept)
+    assert np.mean((1 + against_best) / (1 + of_catalog) - 1) < 0.02
+    theirs, best = np.array([(problem[4], problem[5][0][1]) for problem in document["problems"]]).T
+    assert (theirs / best / (1 + against_best) < 0.85).sum() <= most
 
 
 def test_measurements_are_reduced_to_what_determines_time() -> None:

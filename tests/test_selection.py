@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import measured
@@ -379,6 +380,7 @@ def test_the_chosen_one_is_ranked_first(tmp_path: Path, served: list[str]) -> No
 
 
 def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
+    """They may fall by 1 %: full waves of small clusters take less than the estimate of parts of a wave (`wave_factors`)."""
     for row in catalog_table().rows:
         for grown in (
             [SelectionQuery(Kind(), 2**i, 2**8, 2**12) for i in range(31)],
@@ -388,7 +390,7 @@ def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
             [SelectionQuery(Kind(), 2**9, 2**9, 2**12, straddling=i) for i in range(3)],
         ):
             found = [estimate_clocks(row, wanted, H200) for wanted in grown]
-            assert found == sorted(found) and found[-1] <= LIMIT
+            assert all(low <= 1.01 * high for low, high in pairwise(found)) and found[-1] <= LIMIT
 
 
 # ==== hgemm select ====================================================================================================

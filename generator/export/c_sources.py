@@ -16,6 +16,7 @@ from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_variant
 from hgemm.measured_options import MeasuredOptions, Place
+from hgemm.model.calibrated import DRAM_GBYTES_PER_S, ONE, WAVE_BOUNDS, WAVE_CLASSES, calibration
 from hgemm.octave_grid import ESTIMATE_WEIGHTS, NEAREST, WEIGHTS, relative_ratios
 from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, LaunchOptions
 from hgemm.record import (
@@ -186,6 +187,10 @@ def table_h(table: DispatchTable, version: str, flags: int = 0, epilogues: int =
         "NEAREST": NEAREST,
         "WEIGHT_COUNT": len(WEIGHTS),
         "ESTIMATE_WEIGHT_COUNT": len(ESTIMATE_WEIGHTS),
+        "WAVE_BOUND_COUNT": len(WAVE_BOUNDS),
+        "WAVE_FACTOR_COUNT": WAVE_CLASSES * (len(WAVE_BOUNDS) + 1),
+        "WAVE_ONE": ONE,
+        "DRAM_GBYTES_PER_S": DRAM_GBYTES_PER_S,
         **COUNTS,
         "ALWAYS_FLAGS": flags,
     }
@@ -235,6 +240,14 @@ def table_c(table: DispatchTable, traits: Mapping[str, LaunchTraits], images: Im
             *_array("hgemm_ratio", "ratios", "RATIO_COUNT + 1", [*ratios, "{0}"]),
             *_array("uint16_t", "weights", "WEIGHT_COUNT", map(str, WEIGHTS), 24),
             *_array("uint16_t", "estimate_weights", "ESTIMATE_WEIGHT_COUNT", map(str, ESTIMATE_WEIGHTS)),
+            *_array("uint16_t", "wave_bounds", "WAVE_BOUND_COUNT", map(str, WAVE_BOUNDS), 24),
+            *_array(
+                "uint16_t",
+                "wave_factors",
+                "WAVE_FACTOR_COUNT",
+                (str(factor) for factors in calibration().waves for factor in factors),
+                len(WAVE_BOUNDS) + 1,
+            ),
         ]
     )
 

@@ -21,7 +21,7 @@ from hgemm.errors import LibraryError
 from hgemm.problem import LAUNCH, LAYOUTS
 
 PATH = Path(__file__).with_name("calibrated.json")
-SCHEMA = 3
+SCHEMA = 4
 
 IDENTITY = ("arch", "form", "copy", "mma", "cta_tile", "consumers", "cooperation", "cluster", "swap_ab", "schedule")
 """Fields of a spec that must agree."""
@@ -40,6 +40,12 @@ TERMS = ("k_tile", "tile", "launch", "dram", "l2", "straddling", "dram_start", "
 """The terms of an estimate that have a factor. See hgemm.dispatch_table.Clocks."""
 ONE = 1000
 """A factor of 1."""
+WAVE_BOUNDS = (35, 50, 60, 70, 80, 90, 96, 100, 110, 125, 140, 160, 180, 200, 220, 250, 300, 400, 600)
+"""Waves of CTAs beyond which the next factor of `Calibration.waves` applies. Units: percent."""
+WAVE_CLASSES = 12
+"""Classes of kernels that copy by the TMA and have such factors of their own: see `wave_class`."""
+DRAM_GBYTES_PER_S = 4060
+"""The speed of DRAM that the calibration's factors apply to: the geometric mean of those of the measured GPUs."""
 
 # ==== The file ====
 
@@ -74,6 +80,7 @@ _DOCUMENT = fields(
         "others": _FACTORS,
         "groups": list_of(_GROUP),
         "spans": list_of(_SPAN),
+        "waves": list_of(list_of(integer(ONE // 2, 2 * ONE), len(WAVE_BOUNDS) + 1), WAVE_CLASSES),
         "kernels": list_of(_KERNEL),
     }
 )
@@ -93,7 +100,8 @@ class Calibration:
     Fields: `devices` names the GPUs and `problems` counts the products that were measured in `state`. `fitted` is the date of the
         model's constants that the factors apply to. `kernels` holds the factors by timing identity, the fields of NEARLY and the
         layout. Other kernels of the `family` have those of their group in `groups`, or `others` if no kernel of the group was
-        measured. Where a kernel was not measured in its layout, `spans` has factors besides, by the bytes of a TMA row.
+        measured. Where a kernel was not measured in its layout, `spans` has factors besides, by the bytes of a TMA row. `waves`
+        has factors of the time of the SMs, by the class of a kernel and the waves of its CTAs.
     """
 
     devices: tuple[str, ...]
@@ -105,6 +113,7 @@ class Calibration:
     groups: Mapping[str, Factors]
     spans: Mapping[int, Factors]
     kernels: Mapping[tuple[Words, str], Factors]
+    waves: tuple[Factors, ...] = ()
 
     @cached_property
     def _by_identity(self) -> dict[Words, list[tuple[Words, str]]]:
@@ -155,6 +164,12 @@ class Calibration:
     def _spanned(self, factors: Factors, words: Words, layout: str) -> Factors:
         more = self.spans.get(span_of(words, layout))
         return tuple(max(1, round(x * y / ONE)) for x, y in zip(factors, more, strict=True)) if more else factors
+
+
+def wave_class(cluster_ctas: int, decides_splits: int, splits: int) -> int:
+    """Return the class of a kernel in `Calibration.waves`: by its clusters, and by what splits k, if anything does."""
+    kind = 1 if decides_splits else 2 if splits > 1 else 0
+    return 4 * kind + (cluster_ctas > 1) + (cluster_ctas > 2) + (cluster_ctas > 4)
 
 
 def span_of(words: Words, layout: str) -> int:
@@ -232,6 +247,7 @@ def parse_calibration(document: Any) -> Calibration:
         groups={one["group"]: tuple(one["factors"]) for one in document["groups"]},
         spans={one["bytes"]: tuple(one["factors"]) for one in document["spans"]},
         kernels=kernels,
+        waves=tuple(tuple(factors) for factors in document["waves"]),
     )
 
 
@@ -249,6 +265,7 @@ def document_of(found: Calibration, devices: Sequence[Mapping[str, Any]], source
         "others": list(found.others),
         "groups": [{"group": name, "factors": list(factors)} for name, factors in sorted(found.groups.items())],
         "spans": [{"bytes": span, "factors": list(factors)} for span, factors in sorted(found.spans.items())],
+        "waves": [list(factors) for factors in found.waves],
         "kernels": [
             {"identity": list(words), **({} if layout == LAYOUT else {"layout": layout}), "factors": list(factors)}
             for (words, layout), factors in sorted(found.kernels.items())

@@ -33,6 +33,8 @@ typedef struct hgemm_kernel_node { /* CUDA_KERNEL_NODE_PARAMS_v2 */
  * cuda.h. */
 enum {
   HGEMM_CU_MULTIPROCESSOR_COUNT = 16,
+  HGEMM_CU_MEMORY_CLOCK_RATE = 36, /* kHz */
+  HGEMM_CU_MEMORY_BUS_WIDTH = 37,  /* bits */
   HGEMM_CU_CAPABILITY_MAJOR = 75,
   HGEMM_CU_CAPABILITY_MINOR = 76,
   HGEMM_CU_MAX_SMEM_OPTIN = 97,

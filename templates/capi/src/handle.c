@@ -46,16 +46,17 @@ static hgemm_status find_device(hgemm_handle *handle, int ordinal) {
 }
 
 static hgemm_status read_properties(hgemm_handle *handle) {
-  enum { MAJOR, MINOR, SMS, SMEM, COUNT };
+  enum { MAJOR, MINOR, SMS, SMEM, MEMORY_KHZ, MEMORY_BITS, COUNT };
   static int const attributes[COUNT] = {HGEMM_CU_CAPABILITY_MAJOR, HGEMM_CU_CAPABILITY_MINOR, HGEMM_CU_MULTIPROCESSOR_COUNT,
-                                        HGEMM_CU_MAX_SMEM_OPTIN};
+                                        HGEMM_CU_MAX_SMEM_OPTIN,     HGEMM_CU_MEMORY_CLOCK_RATE, HGEMM_CU_MEMORY_BUS_WIDTH};
   int values[COUNT];
   for (int i = 0; i < COUNT; ++i) {
     int const status = handle->cuda->attribute(&values[i], attributes[i], handle->device);
     if (status != 0) return hgemm_fail_driver(handle->cuda, status, "read the device attributes");
   }
   hgemm_target_init(&handle->target, (uint32_t)(values[MAJOR] * 10 + values[MINOR]), (uint32_t)values[SMS],
-                    (uint32_t)values[SMEM]);
+                    (uint32_t)values[SMEM],
+                    (uint32_t)((int64_t)2 * values[MEMORY_KHZ] * values[MEMORY_BITS] / 8000000));
   if (handle->target.count > 0) return HGEMM_OK;
   return hgemm_fail(HGEMM_ERROR_UNSUPPORTED_DEVICE,
                     "no kernel of this library runs on sm_%d%d: generate kernels with --arch %d%d, and export them", values[MAJOR],
@@ -175,7 +176,7 @@ hgemm_status hgemm_select_for(hgemm_device const *device, hgemm_problem const *p
   }
   if ((target = malloc(sizeof *target)) == NULL) return hgemm_fail(HGEMM_ERROR_MEMORY, "out of host memory");
   hgemm_target_init(target, (uint32_t)(device->capability_major * 10 + device->capability_minor),
-                    (uint32_t)device->multiprocessors, (uint32_t)device->smem_bytes_per_cta);
+                    (uint32_t)device->multiprocessors, (uint32_t)device->smem_bytes_per_cta, 0);
   status = select_on(target, problem, 0, choice);
   free(target);
   return status;

@@ -95,6 +95,8 @@ extern uint32_t const hgemm_orders[HGEMM_ORDER_COUNT + 1];
 extern hgemm_ratio const hgemm_ratios[HGEMM_RATIO_COUNT + 1];
 extern uint16_t const hgemm_weights[HGEMM_WEIGHT_COUNT];                   /* of measurements, by distance */
 extern uint16_t const hgemm_estimate_weights[HGEMM_ESTIMATE_WEIGHT_COUNT]; /* of estimates, by hgemm_row.calibration */
+extern uint16_t const hgemm_wave_bounds[HGEMM_WAVE_BOUND_COUNT];            /* percent of a wave */
+extern uint16_t const hgemm_wave_factors[HGEMM_WAVE_FACTOR_COUNT];         /* of the time of the SMs: HGEMM_WAVE_BOUND_COUNT + 1 of each class */
 extern unsigned char const hgemm_images[];
 
 /* ---- Checked problems -------------------------------------------------------------------------------------------------- */
@@ -143,6 +145,7 @@ enum { HGEMM_SAME_ARCH_CUBIN, HGEMM_COMPATIBLE_CUBIN, HGEMM_PTX_JIT, HGEMM_CANNO
 typedef struct hgemm_target { /* a device, and everything about the table that depends only on the device */
   uint32_t number;            /* 90 for compute capability 9.0 */
   uint32_t sms, smem_bytes;
+  uint32_t dram_part; /* the time of DRAM, in parts of DRAM_ONE of that on the GPUs that calibrated the estimates */
   uint32_t count;                         /* groups that run here */
   uint16_t order[HGEMM_GROUP_COUNT];      /* these groups, the preferred ones first */
   uint8_t group_modes[HGEMM_GROUP_COUNT]; /* how each group runs here */
@@ -150,6 +153,7 @@ typedef struct hgemm_target { /* a device, and everything about the table that d
   uint32_t required[HGEMM_ROW_COUNT];     /* REQUIRE_ bits of each row */
   uint32_t tiles_per_sm[HGEMM_ROW_COUNT]; /* tiles of each row that one SM processes at the same time */
   uint32_t sms_used[HGEMM_ROW_COUNT];     /* SMs that the clusters of each row can use */
+  uint8_t wave_class[HGEMM_ROW_COUNT];    /* the part of hgemm_wave_factors that each row has */
   uint32_t survey_count;
   uint16_t surveys[HGEMM_SURVEY_COUNT + 1]; /* for each kind, the survey of the most similar GPU */
 } hgemm_target;
@@ -169,7 +173,8 @@ enum { HGEMM_WORKSPACE_COUNTERS = 65536 };
 /* Tells whether no number by which the selection divides is 0. The exporter checks this too; a table may be damaged later. */
 int hgemm_has_divisors(hgemm_row const *row);
 
-void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
+/* `dram_gbytes` are those of a second; 0 for the usual speed. */
+void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes, uint32_t dram_gbytes);
 
 /* The accumulation order of a launch. KOrder of hgemm/invariance.py has the same fields. */
 typedef struct hgemm_order {

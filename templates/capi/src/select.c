@@ -103,8 +103,22 @@ int hgemm_has_divisors(hgemm_row const *row) {
          row->parts != 0 && (row->reductions == 0 || row->panel_columns != 0);
 }
 
-void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes) {
-  target->number = number, target->sms = sms, target->smem_bytes = smem_bytes;
+/* wave_class of calibrated.py. */
+static uint8_t wave_class(hgemm_row const *row) {
+  uint32_t const kind = row->decides_splits ? 1 : row->splits > 1 ? 2 : 0, ctas = row->cluster_ctas;
+  return (uint8_t)(4 * kind + (ctas > 1) + (ctas > 2) + (ctas > 4));
+}
+
+/* dispatch_table.py says why. */
+enum { DRAM_ONE = 1024, CALIBRATED = 90, LEAST_GBYTES_PER_S = 1000, MOST_GBYTES_PER_S = 16000 };
+
+static uint32_t dram_part(uint32_t number, uint32_t gbytes) {
+  if (gbytes < LEAST_GBYTES_PER_S || gbytes > MOST_GBYTES_PER_S || number != CALIBRATED) return DRAM_ONE;
+  return (uint32_t)DRAM_ONE * HGEMM_DRAM_GBYTES_PER_S / gbytes;
+}
+
+void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes, uint32_t dram_gbytes) {
+  target->number = number, target->sms = sms, target->smem_bytes = smem_bytes, target->dram_part = dram_part(number, dram_gbytes);
   target->count = 0;
   for (uint32_t group = 0; group < HGEMM_GROUP_COUNT; ++group) {
     target->group_modes[group] = mode_of(&hgemm_groups[group], number);
@@ -122,6 +136,7 @@ void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint
     target->required[i] = required_by(row);
     target->tiles_per_sm[i] = tiles_per_sm(row, smem_bytes);
     target->sms_used[i] = sms_used(row, sms);
+    target->wave_class[i] = wave_class(row);
   }
   choose_surveys(target);
 }
@@ -229,8 +244,8 @@ static uint64_t dram_kib(hgemm_row const *row, Size size) {
   return min64(size.operands * row->operand_bytes + size.results * row->result_bytes, KIB_LIMIT);
 }
 
-static uint64_t dram_clocks(hgemm_row const *row, uint64_t kib) {
-  return row->dram_start_clocks + (kib * row->dram_mib_clocks >> 10);
+static uint64_t dram_clocks(hgemm_target const *target, hgemm_row const *row, uint64_t kib) {
+  return row->dram_start_clocks + (kib * ((uint64_t)row->dram_mib_clocks * target->dram_part / DRAM_ONE) >> 10);
 }
 
 enum { STRADDLING_PART = 8 }; /* dispatch_table.py says why */
@@ -286,10 +301,15 @@ static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t c
                           uint64_t loads, uint64_t stores) {
   hgemm_row const *const row = &hgemm_rows[index];
   uint64_t average;
+  uint32_t bin = 0;
   if (row->calibration == 0) return busiest;
   average = (min64(product(loads, row->k_tile_clocks + more), COST_LIMIT) + stores) / target->sms_used[index];
-  if (busiest <= average) return busiest;
-  return busiest - fraction(busiest - average, ctas <= target->sms_used[index] ? FORGIVEN_IN_ONE_WAVE : FORGIVEN, 16);
+  if (busiest > average) {
+    busiest -= fraction(busiest - average, ctas <= target->sms_used[index] ? FORGIVEN_IN_ONE_WAVE : FORGIVEN, 16);
+  }
+  if (!row->tensor_maps) return busiest;
+  while (bin < HGEMM_WAVE_BOUND_COUNT && 100 * ctas > (uint64_t)hgemm_wave_bounds[bin] * target->sms_used[index]) ++bin;
+  return fraction(busiest, hgemm_wave_factors[target->wave_class[index] * (HGEMM_WAVE_BOUND_COUNT + 1) + bin], HGEMM_WAVE_ONE);
 }
 
 enum { ROUND_WAITS = 3, SERIAL_PART_CLOCKS = 400 }; /* dispatch_table.py says why */
@@ -314,7 +334,7 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   uint64_t kib, memory, longer, shorter, below, all;
   uint32_t eighths;
   if (corrected(start + sm, limit.factor) >= limit.best) return start + sm;
-  kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, whole.loads + split.loads, q->straddling);
+  kib = dram_kib(row, size), memory = dram_clocks(target, row, kib) + l2_clocks(row, kib, whole.loads + split.loads, q->straddling);
   longer = sm > memory ? sm : memory, shorter = min64(sm, memory);
   eighths = row->calibration ? OVERLAP_EIGHTHS : 4;
   all = fraction(shorter, eighths, 8), below = fraction(longer, eighths, 32);
@@ -790,7 +810,7 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
       uint64_t tiles, clocks;
       limit.factor = factor > 0 ? factor : FACTOR_ONE;
       if (target->row_modes[index] != mode) continue;
-      if (corrected(row->launch_clocks + dram_clocks(row, dram_kib(row, size)), limit.factor) >= limit.best) continue;
+      if (corrected(row->launch_clocks + dram_clocks(target, row, dram_kib(row, size)), limit.factor) >= limit.best) continue;
       if (!supports_in(target, index, q, provided, &tiles, order)) continue;
       clocks = clocks_of(target, index, q, size, tiles, limit, order);
       if (corrected(clocks, limit.factor) < limit.best) {
