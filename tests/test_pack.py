@@ -15,11 +15,11 @@ from generator.build.pipeline import Outcome, Settings
 from generator.build.toolchain import templates_folder
 from generator.errors import RequestError
 from generator.pack import kernels
-from generator.pack.kernels import MAX_ROWS, Chooser, choosers_of, dtypes_of, pack, smallest_cover
+from generator.pack.kernels import MAX_ROWS, Chooser, candidates_for, choosers_of, dtypes_of, pack, smallest_cover
 from generator.pack.models import MODELS, Layer, distinct, model_of_module, model_of_sizes, read_model
 from generator.spec import symbol_of
 from generator.store.library import Library
-from generator.tuning import planned_record
+from generator.tuning import catalog_tiles, planned_record
 from hgemm.dispatch_table import DispatchTable
 from hgemm.packed import read_pack
 from hgemm.problem import Kind
@@ -128,6 +128,16 @@ def test_a_layer_with_an_activation_is_packed_with_it_and_without() -> None:
     words = [kind.activation for kind in Layer("a", 8, 8, True, "silu").kinds("bf16")]
     assert words == ["none", "silu"]
     assert Layer("a", 8, 8, True).kinds("tf32") == (Kind("tn", "tf32", "tf32", "f32", bias="row"),)
+
+
+def test_tiles_of_the_catalog_are_candidates_with_any_bias_and_activation() -> None:
+    kind = Kind("tn", "bf16", "bf16", "bf16", bias="row", activation="gelu")
+    found = {
+        one.plan.spec.cta_tile
+        for one in candidates_for(kind, SelectionQuery.dense(kind, (777, 4096, 1024, 1), 0), "sm_90a")
+    }
+    tiles = {str(tile) for group in catalog_tiles() for tile in group["tile"].split(",")}
+    assert len(tiles) > 50 and len(tiles & {str(one) for one in found}) > 0.8 * len(tiles)
 
 
 @pytest.mark.parametrize("field", ["torch_dtype", "dtype"])

@@ -13,6 +13,7 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.build.pipeline import Outcome, Settings, make
 from generator.build.toolchain import templates_folder
+from generator.catalog import FOLDER as CATALOG
 from generator.device_check import open_kernel
 from generator.families.base import Plan
 from generator.layouts import ASYNC_BYTES
@@ -34,6 +35,9 @@ TMA_ALIGN_BYTES = 16
 """Alignment that TMA requires. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 TABLE_BYTES = 2
 """The tables list tiles for elements of 2 bytes. Tiles of larger elements have as many bytes along k, and fewer elements."""
+
+TILE_FIELDS = ("mma", "copy", "tile", "swap_ab", "consumers", "cooperation", "cluster", "schedule", "raster", "stages")
+"""Fields that a tile of the catalog sets in kernels of other types, layouts, biases and activations."""
 
 
 def archs_of(target: Target) -> tuple[str, ...]:
@@ -73,6 +77,8 @@ def plans_of(
             for table in ([space] if space else _tables(kind, aligns, arch, wide))
             for group in read_spec_file(table)
         ]
+        if ARCHS[arch].has_wgmma and not space and not wide:
+            groups += catalog_tiles()
         groups = groups if space else [_scaled_to_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
         requests += [over(group, {**_problem_fields(kind, aligns, arch), **more}) for group in groups]
     return {symbol_of(plan.spec): plan for plan in sweep(requests).plans}
@@ -84,6 +90,13 @@ def _tables(kind: Kind, aligns: tuple[int, int, int], arch: str, wide: bool) -> 
         return [FOLDER / "wgmma.toml", *([FOLDER / "wgmma_wide.toml"] if wide else [])]
     narrow = min(aligns[0] * DTYPES[kind.dtype_a].bytes, aligns[1] * DTYPES[kind.dtype_b].bytes) < ASYNC_BYTES
     return [FOLDER / ("unaligned.toml" if narrow else "mma_sync.toml")]
+
+
+@cache
+def catalog_tiles() -> list[Texts]:
+    """Return the tiles of the Hopper catalog, which measurements chose, without types and layouts."""
+    groups = read_spec_file(CATALOG / "hopper.toml")
+    return [{name: group[name] for name in TILE_FIELDS if name in group} for group in groups]
 
 
 def _scaled_to_bytes(group: Texts, size: int) -> Texts:
