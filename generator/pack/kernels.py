@@ -1,7 +1,7 @@
 """The kernels of a pack: for every layer and number of rows, one whose predicted time is near the best of all candidates.
 
-Candidates are tiles that `hgemm tune` searches, and the tiles of the Hopper catalog. Their times come from the cost model, so no GPU
-is needed.
+Candidates are tiles that `hgemm tune` searches, and the tiles of the Hopper catalog. Their times come from the cost model, so no
+GPU is needed.
 """
 
 from __future__ import annotations
