@@ -434,10 +434,10 @@ def parse_epilogue(text: str) -> Epilogue | None:
     return found
 
 
-def has_vectors(text: str) -> bool:
-    """Return whether an expression loads more than scalars."""
+def inputs_of(text: str, *kinds: str) -> int:
+    """Return how many inputs of an expression are of these kinds."""
     found = parse_epilogue(text)
-    return found is not None and any(one.kind != "scalar" for one in found.inputs)
+    return sum(one.kind in kinds for one in found.inputs) if found else 0
 
 
 def accumulators_of(text: str) -> int:

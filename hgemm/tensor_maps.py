@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import NONE, accumulators_of, has_vectors, numbers_of
+from hgemm.epilogue import NONE, accumulators_of, inputs_of, numbers_of
 
 ROWS_PER_WARPGROUP = 64
 """Rows of D that one wgmma computes. A consumer stages as many at a time."""
@@ -25,13 +25,19 @@ CORE_ROWS = 8
 SHARE_COLUMNS, SHARE_BYTES = 8, (128, 64, 32, 16)
 """Smallest number of columns, and row lengths, of the subtiles of D that the CTAs of split_k_cluster share."""
 
-SUBTILE_BYTES = {True: {152: 128, 176: 64}, False: {128: 128, 176: 64}}
-"""Longest row of a subtile of D by the most accumulator registers, with ping-pong and without. Beyond, it is NARROWEST_BYTES.
+SUBTILE_BYTES = {
+    "cooperative": {128: 128, 176: 64},
+    "pingpong": {152: 128, 176: 64},
+    "pingpong, vector": {128: 128, 176: 64},
+    "pingpong, vectors": {128: 128, 160: 64},
+    "pingpong, matrices": {128: 128, 152: 64},
+}
+"""Longest row of a subtile of D by the most accumulator registers, and by what the epilogue loads. Beyond, it is NARROWEST_BYTES.
 
-A shorter row needs fewer other registers. A bias counts as BIAS_ACCUMULATORS more with ping-pong.
+A shorter row needs fewer other registers. `vectors`: an expression loads rows or columns, but no matrix. A bias counts as a matrix.
 Source: spills of ptxas 13.0.88 for 128x144 to 128x192 with ping-pong, and for 256x136 to 256x160, with beta.
 """
-NARROWEST_BYTES, BIAS_ACCUMULATORS = 32, 24
+NARROWEST_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ def store_boxes(
     swap_ab: bool,
     pingpong: bool,
     f16_sums: bool,
-    bias: bool,
+    loads: str,
     cluster_splits: int,
     accumulators: int = 1,
     numbers: int = 1,
@@ -154,11 +160,11 @@ def store_boxes(
     """Return how the consumers of a wgmma kernel stage D.
 
     Fields: a consumer computes `rows` x `columns` accumulators. An element of D takes one, or two for a gated pair, and a lane
-        holds `numbers` for it. With split_k_cluster, `cluster_splits` CTAs share a tile.
+        holds `numbers` for it. `loads` is what `loads_of` returns. With split_k_cluster, `cluster_splits` CTAs share a tile.
     """
     registers = rows // ROWS_PER_WARPGROUP * columns // 2 // (2 if f16_sums else 1)
-    registers += BIAS_ACCUMULATORS * (pingpong and bias)
-    fitting = (size for most, size in SUBTILE_BYTES[pingpong].items() if swap_ab or registers <= most)
+    kind = "cooperative" if not pingpong else f"pingpong, {loads}" if loads else "pingpong"
+    fitting = (size for most, size in SUBTILE_BYTES[kind].items() if swap_ab or registers <= most)
     row_bytes = next(fitting, NARROWEST_BYTES)
     columns, row_bytes = columns // accumulators, max(NARROWEST_BYTES, row_bytes // numbers)
     if cluster_splits:  # each CTA finishes a subtile
@@ -166,6 +172,13 @@ def store_boxes(
         share = max(SHARE_COLUMNS, columns * blocks // cluster_splits) * element_bytes
         row_bytes = next(size for size in SHARE_BYTES if size <= min(share, row_bytes))
     return StoreBoxes(columns, element_bytes, swap_ab, row_bytes)
+
+
+def loads_of(bias: str, epilogue: str) -> str:
+    """Return what the epilogue of a kernel loads besides C: "matrices", "vectors", "vector" or ""."""
+    if bias != NONE or inputs_of(epilogue, "matrix"):
+        return "matrices"
+    return ("", "vector", "vectors")[min(2, inputs_of(epilogue, "row", "column"))]
 
 
 # ==== The maps of a record's spec ====
@@ -242,7 +255,7 @@ def _maps(
             swap_ab=swap_ab,
             pingpong=pingpong,
             f16_sums=acc == "f16",
-            bias=bias != "none" or has_vectors(epilogue),
+            loads=loads_of(bias, epilogue),
             cluster_splits=int(splits) if rule == "split_k_cluster" else 0,
             accumulators=accumulators_of(epilogue),
             numbers=numbers_of(epilogue),

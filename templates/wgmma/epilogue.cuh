@@ -804,8 +804,10 @@ struct Epilogue {
                                   bool adds_c, Loaded const&... loaded) {
     EpilogueSubtile<Accumulators::in_pairs> subtile;
     subtile.place(index, batch, row_first, column_first);
-    // Branches copy all registers of a subtile at once, which may spill where a wide subtile has an odd end.
-    constexpr bool by_branches = Accumulators::mma_m * subtiles > 4 || last_columns == columns;
+    // Branches copy all registers of a subtile at once. These may spill beside reductions, and with a matrix in wide subtiles with
+    // an odd end.
+    constexpr bool narrow_or_whole = Accumulators::mma_m * subtiles > 4 || last_columns == columns;
+    constexpr bool by_branches = !has_reductions<Policy> && (narrow_or_whole || matrices_of<Policy> == 0);
     if constexpr (has_expression<Policy> && by_branches) {
       subtile.template pick_by_branches<0, Accumulators::mma_m * subtiles>(accumulators, index);
     } else {

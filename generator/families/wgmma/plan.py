@@ -13,9 +13,9 @@ from generator.families.base import IN_ORDER, Plan
 from generator.families.common import OPCODE_SUFFIXES
 from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_parts
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
-from hgemm.epilogue import accumulators_of, has_vectors, numbers_of
+from hgemm.epilogue import accumulators_of, numbers_of
 from hgemm.problem import LAUNCH
-from hgemm.tensor_maps import ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, store_boxes
+from hgemm.tensor_maps import ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, loads_of, store_boxes
 
 NAME = "wgmma"
 
@@ -124,7 +124,7 @@ class WgmmaPlan(Plan):
             swap_ab=spec.swap_ab,
             pingpong=self.pingpong,
             f16_sums=spec.acc == "f16",
-            bias=self.adds_vectors,
+            loads=loads_of(spec.bias, spec.epilogue),
             cluster_splits=spec.schedule.splits if spec.schedule.kind == "split_k_cluster" else 0,
             accumulators=accumulators_of(spec.epilogue),
             numbers=numbers_of(spec.epilogue),
@@ -133,7 +133,7 @@ class WgmmaPlan(Plan):
     @property
     def adds_vectors(self) -> bool:
         """Whether the epilogue loads a bias, or inputs of an expression."""
-        return self.spec.bias != "none" or has_vectors(self.spec.epilogue)
+        return loads_of(self.spec.bias, self.spec.epilogue) != ""
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 
