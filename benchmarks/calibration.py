@@ -314,7 +314,7 @@ def wave_places(launches: Launches, rows: Sequence[Row]) -> np.ndarray:
 
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
-NOISE = 0.025
+NOISE = 0.018
 """Expected logarithm of a time over its estimate. Source: cross-validation, as for the spreads."""
 SHARED_SPREADS = dict.fromkeys(TERMS, 0.5)
 GROUP_SPREADS = {**SHARED_SPREADS, "dram": 0.2}
@@ -424,7 +424,7 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
     return Fitted(np.exp(shared[0]), np.exp(groups), np.exp(spanned - groups), factors, waves)
 
 
-WAVE_PULL, WAVE_STEPS, WAVE_FAR, LARGEST_ERROR = 30, 2, 0.4, 0.3
+WAVE_PULL, WAVE_STEPS, WAVE_FAR, LARGEST_ERROR = 10, 4, 0.4, 0.3
 """What fits the factors of waves.
 
 That is: the launches without an error that pull each one towards 1; the steps; the lead of the lowest estimate of a problem at
