@@ -163,6 +163,7 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
             *(f"  // {line}" for line in _wrapped(epilogue.formula)),
             "  struct Expression {",
             f"    static constexpr int operands = {len(operands) + len(epilogue.outputs)}, matrices = {matrices};",
+            f"    static constexpr bool is_long = {'true' if epilogue.steps > _LONG_STEPS else 'false'};",
             f"    static constexpr int accumulators = {2 if epilogue.gated else 1}, reductions = {len(epilogue.row_reductions)};",
             f"    static constexpr int column_reductions = {len(epilogue.column_reductions)};",
             "",

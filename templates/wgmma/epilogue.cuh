@@ -798,17 +798,25 @@ struct Epilogue {
     }
   }
 
+  // Whether branches pick the accumulators of one of `count` subtiles. They copy all registers of the subtile at once. Where these are
+  // tight, ptxas would spill or take up to a second more: beside reductions, and with a matrix in long expressions or with an odd end.
+  HGEMM_DEVICE static constexpr bool picks_by_branches(int count) {
+    if constexpr (!has_expression<Policy> || has_reductions<Policy>) {
+      return false;
+    } else if constexpr (matrices_of<Policy> > 0) {
+      return !Policy::Expression::is_long && (count > 4 || last_columns == columns);
+    } else {
+      return true;
+    }
+  }
+
   // `loaded` are the inputs of an expression, if they have been loaded before.
   template <bool PLAIN, Bias BIAS, class Accumulators, class... Loaded>
   HGEMM_DEVICE void store_subtile(Accumulators const& accumulators, int index, int batch, int row_first, int column_first,
                                   bool adds_c, Loaded const&... loaded) {
     EpilogueSubtile<Accumulators::in_pairs> subtile;
     subtile.place(index, batch, row_first, column_first);
-    // Branches copy all registers of a subtile at once. These may spill beside reductions, and with a matrix in wide subtiles with
-    // an odd end.
-    constexpr bool narrow_or_whole = Accumulators::mma_m * subtiles > 4 || last_columns == columns;
-    constexpr bool by_branches = !has_reductions<Policy> && (narrow_or_whole || matrices_of<Policy> == 0);
-    if constexpr (has_expression<Policy> && by_branches) {
+    if constexpr (picks_by_branches(Accumulators::mma_m * subtiles)) {
       subtile.template pick_by_branches<0, Accumulators::mma_m * subtiles>(accumulators, index);
     } else {
       subtile.pick(accumulators, index);
