@@ -427,14 +427,16 @@ def test_a_captured_launch_begins_early_only_after_a_kernel_of_the_handle(told: 
     assert all(told(text, FAKE_FAIL="cuStreamGetCaptureInfo_v3").programmatic), "as in a driver before CUDA 12.3"
 
 
-@pytest.mark.parametrize(("sms", "early"), [(40, 1), (41, 0), (63, 0), (64, 1)])
-def test_a_launch_begins_early_unless_it_would_be_spread_unevenly(
-    told: Callable[..., Told], sms: int, early: int
-) -> None:
-    """The launch has 32 CTAs, and each SM holds one."""
-    made = told("run", FAKE_SMS=str(sms), FAKE_CTAS="1")
-    (launch,) = (words for words in made.log if words[0] == "launch")
-    assert launch[3] == "32" and made.programmatic == [early]
+def test_a_launch_begins_early_unless_it_would_be_spread_unevenly(told: Callable[..., Told]) -> None:
+    """Each SM holds one CTA. A launch waits if it fills less than 4/5 of the SMs, but more than half."""
+    seen = set()
+    for sms in (32, 40, 41, 50, 63, 64, 79, 80, 132):
+        made = told("run", FAKE_SMS=str(sms), FAKE_CTAS="1")
+        (launch,) = (words for words in made.log if words[0] == "launch")
+        ctas = int(launch[3])  # selection chooses it, also by the number of SMs
+        assert made.programmatic == [not sms / 2 < ctas < sms * 4 / 5], (sms, ctas)
+        seen.add((made.programmatic[0], ctas * 2 > sms))
+    assert seen == {(0, True), (1, True), (1, False)}, "each part of the rule was asked for"
 
 
 def test_a_capture_without_a_workspace_is_told_what_to_do(told: Callable[..., Told]) -> None:
