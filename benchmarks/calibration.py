@@ -425,10 +425,11 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
 
 
 WAVE_PULL, WAVE_STEPS, WAVE_FAR, LARGEST_ERROR = 10, 4, 0.4, 0.3
-"""What fits the factors of waves.
+"""Constants of the fit of the waves' factors.
 
-That is: the launches without an error that pull each one towards 1; the steps; the lead of the lowest estimate of a problem at
-which a launch has the least weight; and the error that larger ones count as.
+WAVE_PULL: each factor is fitted with so many more launches that have no error, which pull it towards 1.
+WAVE_FAR: a launch has the least weight if its estimate exceeds the lowest of its problem by this part.
+LARGEST_ERROR: larger errors, as logarithms, count as this one.
 
 Weights follow estimates, not times: they choose the kernels whose errors matter.
 """

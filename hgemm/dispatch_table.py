@@ -610,20 +610,19 @@ def _ceil_div(x: int, y: int) -> int:
 
 
 DRAM_ONE = 1024
+"""A factor of 1."""
 CALIBRATED = 90
 """The architecture, as a number, that was measured."""
+LEAST_GBYTES_PER_S, MOST_GBYTES_PER_S = 1000, 16000
+"""Other speeds of DRAM are ignored."""
 
 
 def dram_part(target: Target) -> int:
-    """Return the time of DRAM on a GPU in parts of DRAM_ONE of that on those that the calibration measured."""
+    """Return the factor of the time of DRAM. It is above DRAM_ONE if the GPU's DRAM is slower than DRAM_GBYTES_PER_S."""
     known = LEAST_GBYTES_PER_S <= target.dram_gbytes_per_s <= MOST_GBYTES_PER_S
     return (
         DRAM_ONE * DRAM_GBYTES_PER_S // target.dram_gbytes_per_s if known and target.number == CALIBRATED else DRAM_ONE
     )
-
-
-LEAST_GBYTES_PER_S, MOST_GBYTES_PER_S = 1000, 16000
-"""Other speeds of DRAM are not believed."""
 
 
 def _memory(row: Row, query: SelectionQuery, target: Target, loads: int) -> int:

@@ -89,7 +89,7 @@ def is_undecided(times: Mapping[str, Sequence[float]], winner: str) -> bool:
 REMEASURED = 2
 """Number of best variants of earlier sessions that are measured again."""
 ALIKE = 3
-"""Number of variants with one tile, and of those that cut the problem into as many tiles along m and n, before the others."""
+"""The most variants with the same tile, and with the same grid of tiles, that come before the others."""
 
 
 class Ranking:
@@ -132,8 +132,8 @@ class Ranking:
         """Return at most `count` variants to measure for a problem, most promising first. `among` limits the choice.
 
         First come the earlier best variants. Then the lowest corrected and the lowest uncorrected estimates alternate.
-        Corrections come from problems nearby, which may mislead. Variants of one tile, or of as many tiles, have similar
-        estimates, and similar errors of them, so only ALIKE of them come early.
+        Corrections come from problems nearby, which may mislead. Variants with the same tile or the same grid of tiles have
+        similar estimates and similar errors, so only ALIKE of them come early.
         """
         kind = work.kind
         query = SelectionQuery.dense(kind, work.extents)
