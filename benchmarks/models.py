@@ -5,6 +5,7 @@
 
 \b
 Rounds alternate: torch, patched, patched, torch. A ratio above 1 means that the patched model is faster.
+Rounds go on, to four times the usual time, while the error of the ratio exceeds both 1 % and a third of its distance from 1.
 burst:  each round starts on a card that was idle.
 steady: rounds follow each other, after seconds of load.
 Attention gets no mask tensor, because all sequences have the same length: it uses torch's causal or full attention.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import statistics
 import sys
 import time
@@ -123,9 +125,13 @@ def bound(torch_error: float, dtype: str) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long one case is measured. Units: seconds, and milliseconds per block."""
+    """How long one case is measured. Units: seconds, and milliseconds per block.
+
+    Fields: a case whose ratio is uncertain takes up to `stretch` times as long.
+    """
 
     seconds: float
+    stretch: float = 4.0
     block_ms: float = 15.0
     rounds_min: int = 3
     idle_s: float = 0.25
@@ -145,6 +151,20 @@ def block_ms(run: Callable[[], object], calls: int) -> float:
     return start.elapsed_time(end) / calls
 
 
+MAX_ERROR = 0.01
+"""The error of a ratio that is small enough. If the ratio is far from 1, a third of the distance is small enough, too."""
+
+
+def error_of(ratio: Ratio, rounds: int) -> float:
+    """Return twice the standard error of a median ratio: half of p10 to p90 is about 1.28 standard deviations."""
+    return 2 * ratio.spread / math.sqrt(rounds)
+
+
+def is_certain(ratio: Ratio, rounds: int) -> bool:
+    """Return whether a ratio needs no more rounds. The rule favours neither side."""
+    return error_of(ratio, rounds) <= max(MAX_ERROR, abs(ratio.median - 1) / 3)
+
+
 def measure(runs: dict[str, Callable[[], object]], state: str, plan: Plan) -> dict[str, Any]:
     """Return the median times of both contenders and the paired ratio of torch to patched. Units: milliseconds."""
     import torch
@@ -157,19 +177,25 @@ def measure(runs: dict[str, Callable[[], object]], state: str, plan: Plan) -> di
             for run in runs.values():
                 block_ms(run, calls)
     rounds: list[list[tuple[str, float]]] = []
-    until = time.perf_counter() + plan.seconds
-    while len(rounds) < plan.rounds_min or time.perf_counter() < until:
+    began, ratio = time.perf_counter(), Ratio(1.0, 0.0, 2.0)
+    until, latest = began + plan.seconds, began + plan.stretch * plan.seconds
+    while (
+        len(rounds) < plan.rounds_min
+        or time.perf_counter() < until
+        or (time.perf_counter() < latest and not is_certain(ratio, len(rounds)))
+    ):
         if state == "burst":
             torch.cuda.synchronize()
             time.sleep(plan.idle_s)
         for run in runs.values():
             run()
         rounds.append([(name, block_ms(runs[name], calls)) for name in abba([*runs])])
-    times = round_times(rounds)
-    ratio = Ratio.of(times["torch"], times["patched"])
+        times = round_times(rounds)
+        ratio = Ratio.of(times["torch"], times["patched"])
     return {
         "ratio": ratio.median,
         "spread": round(ratio.spread, 4),
+        "error": round(error_of(ratio, len(rounds)), 4),
         "rounds": len(rounds),
         **{f"{name}_ms": round(statistics.median(found), 4) for name, found in times.items()},
     }

@@ -357,8 +357,8 @@ def _survey_points(
     ratios = []
     for extents, found in part.items():
         timed = {indices[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in indices}
-        query = SelectionQuery.dense(kind, extents)
-        ratios.append({at: time_us / estimate_clocks(rows[at], query, target) for at, time_us in timed.items()})
+        query, here = SelectionQuery.dense(kind, extents), replace(target, dram_gbytes_per_s=found.dram_gbytes_per_s)
+        ratios.append({at: time_us / estimate_clocks(rows[at], query, here) for at, time_us in timed.items()})
     orders = [tuple(indices[symbol] for symbol in found.order if symbol in indices) for found in part.values()]
     options = [
         tuple(sorted((indices[symbol], its) for symbol, its in found.options.items() if symbol in indices))

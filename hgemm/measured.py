@@ -64,7 +64,13 @@ _HEADER = fields(
         "driver": TEXT,
         "clocks": map_of(NAME, scalar),
     },
-    optional={"protocol": map_of(NAME, scalar), "seed": integer(), "run": TEXT, "baseline": TEXT},
+    optional={
+        "protocol": map_of(NAME, scalar),
+        "seed": integer(),
+        "run": TEXT,
+        "baseline": TEXT,
+        "dram_gbytes_per_s": integer(low=0, high=1_000_000),
+    },
 )
 _VARIANT = fields(
     {
@@ -402,7 +408,7 @@ class BestKnown:
 
     Fields: `order` holds the variants that were compared with the best one, which is first. `times_us` also holds variants of
         other sessions, scaled to the session that `order`, `device` and `date` come from. `options` are those of the launches,
-        for variants that leave some open.
+        for variants that leave some open. `dram_gbytes_per_s` is the speed of the device's DRAM, 0 if it is unknown.
     """
 
     order: tuple[str, ...]
@@ -410,6 +416,7 @@ class BestKnown:
     device: str
     date: str
     options: Mapping[str, LaunchOptions] = field(default_factory=dict)
+    dram_gbytes_per_s: int = 0
 
 
 def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[ProblemKey, BestKnown]:
@@ -425,7 +432,8 @@ def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[Pro
             if result.state in found and times:
                 key = (*device, result.problem.kind.code, *result.problem.extents)
                 options = _current_options(session, result, times)
-                new = BestKnown(tuple(times), times, session.header["device"], result.date, options)
+                dram = session.header.get("dram_gbytes_per_s", 0)
+                new = BestKnown(tuple(times), times, session.header["device"], result.date, options, dram)
                 of_state = found[result.state]
                 of_state[key] = _combined(of_state.get(key), new)
     merged: dict[ProblemKey, BestKnown] = {}
@@ -458,7 +466,7 @@ def _combined(old: BestKnown | None, new: BestKnown) -> BestKnown:
         kept, other = old, new
     times_us = {**_scaled(other, *scale), **kept.times_us}
     options = {symbol: its for symbol, its in other.options.items() if symbol not in kept.times_us}
-    return BestKnown(kept.order, times_us, kept.device, kept.date, {**options, **kept.options})
+    return replace(kept, times_us=times_us, options={**options, **kept.options})
 
 
 def _scaled(known: BestKnown, from_us: float, to_us: float) -> dict[str, float]:

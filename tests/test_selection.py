@@ -316,6 +316,19 @@ def served() -> list[str]:
     return [choice.symbol for choice in Selector(catalog_table(), H200).ranked(SQUARE) if choice.code_match == EXACT]
 
 
+def test_measurements_are_compared_with_estimates_for_the_dram_of_their_card(tmp_path: Path, served: list[str]) -> None:
+    """A few rows read the weights from DRAM, whose speed decides: kernels that reload them take as long as before."""
+    slow = dataclasses.replace(H200, dram_gbytes_per_s=2000)
+    rows = {row.symbol: row for row in catalog_table().rows}
+    query = SelectionQuery.dense(Kind(), (128, 4096, 4096, 1))
+    times = {one: estimate_clocks(rows[one], query, slow) / 1e3 for one in served[::8]}
+    results = [(measured.problem(128, 4096, 4096), times)]
+    for dram, same in ((2000, True), (0, False)):
+        (survey,) = measured_table(tmp_path, results, dram_gbytes_per_s=dram).surveys
+        ratios = [ratio for _, ratio in survey.problems[0].ratios]
+        assert (max(ratios) < 1.001 * min(ratios)) == same
+
+
 def test_what_was_compared_at_a_problem_decides_there(tmp_path: Path, served: list[str]) -> None:
     """Not the times, which were decided on when they were recorded; what the library no longer has is passed over."""
     order = {"hgemm_gone": 1.0, served[3]: 2.0, served[5]: 1.9}

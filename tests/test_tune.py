@@ -49,9 +49,10 @@ from hgemm.problem import Kind, LaunchOptions
 from hgemm.record import Record
 from hgemm.selection import MEASURED
 from hgemm.selection_query import SelectionQuery, Target
+from hgemm.tuning import problem as tuning_of_problem
 from hgemm.tuning import runner as hosts
 from hgemm.tuning.__main__ import command as module_command
-from hgemm.tuning.problem import ALIKE, FIRST_SAMPLES, Ranking, choose, decide, halve, is_undecided, parse_mix
+from hgemm.tuning.problem import ALIKE, FIRST_SAMPLES, MAX_REPEATS, Ranking, choose, decide, halve, may_lead, parse_mix
 from hgemm.tuning.runner import PROTOCOL, Prebuilt, TunePlan, run, simplicity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -155,6 +156,33 @@ def test_what_stood_stays_where_nothing_wins_beyond_the_spread(driver: BenchDriv
     driver.cost_us |= {"hgemm_fast": 8.0}
     assert winners(tuned(plan_of(folder, works=WORKS[:1], seed=3))) == ["hgemm_third"]
     assert winners(tuned(plan_of(folder, works=WORKS[:1], seed=3, fresh=True))) == ["hgemm_fast"]
+
+
+@pytest.mark.parametrize(("again_us", "winner"), [(8.0, "hgemm_middle"), (9.0, "hgemm_fast")])
+def test_the_selected_variant_stays_unless_a_second_look_confirms_another(
+    driver: BenchDriver, folder: Path, monkeypatch: pytest.MonkeyPatch, again_us: float, winner: str
+) -> None:
+    driver.cost_us |= {"hgemm_fast": 8.2, "hgemm_middle": 8.0}
+    look = tuning_of_problem._second_look
+
+    def changed(*arguments) -> dict[str, float]:
+        driver.cost_us["hgemm_middle"] = again_us
+        return look(*arguments)
+
+    monkeypatch.setattr(tuning_of_problem, "_second_look", changed)
+    result = tuned(plan_of(folder, works=WORKS[:1]))["results"][0]
+    assert result["ours"] == winner and result["second_look"]["ahead"] == round(8.2 / again_us - 1, 4)
+    assert read_sessions(folder)[0].results[0].times[0].time_us == result["figures"][winner]["time_us"]
+
+
+def test_the_selected_variant_is_a_finalist(driver: BenchDriver, folder: Path) -> None:
+    keys = {name: Library(folder).load(name).record.key for name in ("hgemm_slow",)}
+    here = {"capability": Target.of(open_device()).number, "sms": open_device().sms}
+    measured.write(folder, [(measured.problem(40, 56, 24), {"hgemm_slow": 20.0})], keys, **here)
+    result = tuned(plan_of(folder, works=WORKS[:1]))["results"][0]
+    assert result["ours"] == "hgemm_fast" and set(result["figures"]) == {
+        *("hgemm_fast", "hgemm_middle", "hgemm_third", "hgemm_last", "hgemm_slow")
+    }
 
 
 def test_wrong_numbers_do_not_win_and_are_not_recorded(driver: BenchDriver, folder: Path) -> None:
@@ -667,7 +695,6 @@ def test_an_error_of_all_making_is_raised_where_variants_are_waited_for(made: Fa
 
 MEASURED_TIMES = read_data()
 FACTS = {record["symbol"]: LaunchTraits.of(record) for record in MEASURED_TIMES.records}
-ROUNDS = 9
 
 
 class Replayed:
@@ -692,12 +719,12 @@ def tuned_by_halving(problem: MeasuredProblem, noise: float, seed: int, candidat
     finalists, _ = halve(list(candidates or times_us), device.sample, 4)
     order = sorted(finalists, key=lambda name: simplicity(FACTS[name]))
     times: dict[str, list[float]] = {name: [] for name in finalists}
-    for _ in range(4):
-        for name, more in device.sample(order, ROUNDS).items():
+    left = order
+    for _ in range(MAX_REPEATS):
+        for name, more in device.sample(left, PROTOCOL.rounds).items():
             times[name] += more
-        winner = decide(times, order)
-        if not is_undecided(times, winner):
-            break
+        winner = decide(times, left)
+        left = [name for name in left if name == winner or may_lead(times, winner, name)]
     return winner
 
 
@@ -740,12 +767,20 @@ def test_one_that_may_be_faster_than_the_last_of_the_half_stays() -> None:
 # ---- The decision ---------------------------------------------------------------------------------------------------
 
 
-def test_only_who_wins_beyond_the_spread_takes_a_place() -> None:
+def test_only_who_is_certainly_faster_takes_a_place() -> None:
     steady = {"first": [1.00, 1.01, 1.00, 1.01], "faster": [0.98, 0.99, 0.98, 0.99], "open": [0.90, 1.02, 0.90, 1.02]}
     assert decide(steady, ["first", "faster"]) == "faster"
-    assert decide(steady, ["first", "open"]) == "first" and is_undecided(steady, "first")
+    assert decide(steady, ["first", "open"]) == "first" and may_lead(steady, "first", "open")
     assert decide(steady, ["faster", "first"]) == "faster" == decide(steady, ["open", "first", "faster"][1:])
-    assert not is_undecided({"a": [1.0], "b": [0.996]}, "a")
+    assert not may_lead(steady, "faster", "first") and not may_lead({"a": [1.0], "b": [0.996]}, "a", "b")
+
+
+def test_more_rounds_decide_between_close_names() -> None:
+    rng = random.Random(1)
+    times = {name: [us * rng.gauss(1, 0.01) for _ in range(400)] for name, us in (("first", 1.0), ("faster", 0.99))}
+    few = {name: of_name[:6] for name, of_name in times.items()}
+    assert decide(few, ["first", "faster"]) == "first" and may_lead(few, "first", "faster")
+    assert decide(times, ["first", "faster"]) == "faster" and not may_lead(times, "faster", "first")
 
 
 # ---- Tuning again ---------------------------------------------------------------------------------------------------
@@ -825,7 +860,10 @@ def test_what_was_best_before_is_measured_again_and_what_is_not_there_is_not() -
     ranked, problem = ranking(), next(iter(MEASURED_TIMES.times_us))
     worst = ranked.best(work_of(problem), 1000)[-1]
     ranked.learn(problem, {worst: 1.0}, [worst])
-    assert ranked.best(work_of(problem), 4)[0] == worst == ranked.best_known(work_of(problem))
+    assert ranked.best(work_of(problem), 4)[0] == worst
+    selected = ranked.best(work_of(problem), 1000)[-2]
+    ranked.require(work_of(problem), selected)
+    assert ranked.best(work_of(problem), 4)[:2] == [selected, worst]
     some = set(ranked.best(work_of(problem), 1000)[10:20])
     assert set(ranked.best(work_of(problem), 1000, among=some)) == some
 

@@ -161,6 +161,7 @@ class Generating:
     ) -> None:
         self._library, self._search, self._log = library, search, log
         records = {symbol: library.load(symbol, verify=False).record.data for symbol in symbols}
+        self.records = [*records.values()]
         self.keys = {symbol: record["key"] for symbol, record in records.items()}
         self._plans: dict[str, Plan] = {}
         for work in search.works:

@@ -142,6 +142,7 @@ class Recorder:
                 "device": device.name,
                 "capability": device.capability[0] * 10 + device.capability[1],
                 "sms": device.sms,
+                "dram_gbytes_per_s": device.dram_gbytes_per_s,
                 "driver": state.get("driver") or f"CUDA {driver_cuda()}",
                 "clocks": {name: state[name] for name in _STATES if name in state},
                 "protocol": asdict(self._context.protocol),

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -39,7 +40,9 @@ Sampler = Callable[[Sequence[str], int], Mapping[str, Sequence[float]]]
 
 FIRST_SAMPLES = 2
 DOUBTFUL = 0.005
-"""Relative difference that justifies more rounds if the spread leaves the order open. Smaller ones are ignored."""
+"""Relative difference that justifies more rounds while the order is open. Smaller ones are ignored."""
+ERRORS = 2.0
+"""A lead counts if it exceeds this many standard errors."""
 
 
 def halve(names: Sequence[str], sample: Sampler, finalists: int) -> tuple[list[str], dict[str, float]]:
@@ -65,22 +68,31 @@ def halve(names: Sequence[str], sample: Sampler, finalists: int) -> tuple[list[s
     return left, {name: statistics.median(of_name) for name, of_name in times.items()}
 
 
-def decide(times: Mapping[str, Sequence[float]], order: Sequence[str]) -> str:
-    """Return the winner of paired rounds. Each name in `order` replaces the previous winner if it wins beyond the spread.
+def lead(other: Sequence[float], own: Sequence[float]) -> tuple[float, float]:
+    """Return by how much `own` is faster than `other` in paired rounds, and the uncertainty of this: two standard errors.
 
-    So the order decides between two names if neither wins, however often they are measured.
+    Both are relative. The standard error of a median of n values is about half of p10 to p90 over sqrt(n).
+    """
+    ratio = Ratio.of(other, own)
+    return ratio.median - 1, ERRORS * ratio.spread / math.sqrt(min(len(other), len(own)))
+
+
+def decide(times: Mapping[str, Sequence[float]], order: Sequence[str]) -> str:
+    """Return the winner of paired rounds. Each name in `order` replaces the previous winner if its lead is certain.
+
+    So the order decides between two names that are equally fast.
     """
     winner = order[0]
     for name in order[1:]:
-        if Ratio.of(times[winner], times[name]).wins:
+        ahead, error = lead(times[winner], times[name])
+        if ahead > error:
             winner = name
     return winner
 
 
-def is_undecided(times: Mapping[str, Sequence[float]], winner: str) -> bool:
-    """Return whether another median is so far below the winner's that more rounds are needed."""
-    lowest = min(statistics.median(of_name) for of_name in times.values())
-    return statistics.median(times[winner]) > (1 + DOUBTFUL) * lowest
+def may_lead(times: Mapping[str, Sequence[float]], winner: str, name: str) -> bool:
+    """Return whether a name may be so far ahead of the winner that more rounds are needed."""
+    return sum(lead(times[winner], times[name])) > DOUBTFUL
 
 
 # ---- Ranking: which variants to measure ------------------------------------------------------------------------------
@@ -100,6 +112,11 @@ class Ranking:
         self._learnt: dict[tuple[Kind, bool], dict[Point, Ratios[str]]] = {}
         self._best: dict[tuple[Kind, Extents], Sequence[str]] = {}
         self._options: dict[tuple[Kind, Extents], Mapping[str, LaunchOptions]] = {}
+        self._selected: dict[tuple[Kind, Extents], str] = {}
+
+    def require(self, work: Work, symbol: str) -> None:
+        """Make a variant a candidate for a problem: the one that the library selects so far."""
+        self._selected[work.kind, work.extents] = symbol
 
     def learn(
         self,
@@ -118,10 +135,6 @@ class Ranking:
         self._best[problem.kind, problem.extents] = [symbol for symbol in order if symbol in rows]
         self._options[problem.kind, problem.extents] = options or {}
 
-    def best_known(self, work: Work) -> str | None:
-        """Return the best known variant for a problem, or None."""
-        return next(iter(self._best.get((work.kind, work.extents), ())), None)
-
     def options(self, work: Work, count: int, kernel: Kernel) -> list[LaunchOptions | None]:
         """Return at most `count` launch options to measure of a variant, the best known ones first."""
         symbol = kernel.traits.symbol
@@ -131,9 +144,9 @@ class Ranking:
     def best(self, work: Work, count: int, among: Container[str] | None = None) -> list[str]:
         """Return at most `count` variants to measure for a problem, most promising first. `among` limits the choice.
 
-        First come the earlier best variants. Then the lowest corrected and the lowest uncorrected estimates alternate.
-        Corrections come from problems nearby, which may mislead. Variants with the same tile or the same grid of tiles have
-        similar estimates and similar errors, so only ALIKE of them come early.
+        First come the selected variant and the earlier best ones. Then the lowest corrected and the lowest uncorrected
+        estimates alternate. Corrections come from problems nearby, which may mislead. Variants with the same tile or the same
+        grid of tiles have similar estimates and similar errors, so only ALIKE of them come early.
         """
         kind = work.kind
         query = SelectionQuery.dense(kind, work.extents)
@@ -146,7 +159,7 @@ class Ranking:
             and (among is None or symbol in among)
         }
         corrected = self._corrected(query, estimates)
-        first = self._best.get((kind, work.extents), ())[:REMEASURED]
+        first = [self._selected.get((kind, work.extents), ""), *self._best.get((kind, work.extents), ())[:REMEASURED]]
         by_estimate = sorted(estimates, key=estimates.__getitem__)
         by_both = sorted(corrected, key=corrected.__getitem__)
         mixed = [symbol for pair in zip_longest(by_both, by_estimate) for symbol in pair if symbol]
@@ -187,6 +200,8 @@ class Ranking:
 
 MAX_REPEATS = 4
 """Maximum repetitions of the rounds while the order is undecided."""
+CHECK_S, CHECK_ROUNDS = 0.05, 4
+"""Time and number of the rounds in states that do not decide. There, only a loss of more than MAX_LOSS matters."""
 MAX_LOSS = 0.03
 """The most that a choice may lose to the best finalist in a state. Otherwise the finalist with the least loss is chosen."""
 TUNED_STATES = ("model", "steady", "burst")
@@ -223,12 +238,15 @@ def tune(
     order: Callable[[str], Any],
     mix: Mix = DEFAULT_MIX,
     options_of: Callable[[Kernel], Sequence[LaunchOptions | None]] = lambda kernel: [None],
+    selected: str = "",
 ) -> list[dict[str, Any]]:
     """Find the best variant for a problem. Return a result like hgemm.bench.measure.measure for each state.
 
     The first result is of the state with the largest weight. All results name the same choice, as `ours`.
-    `order` is a sort key for finalists: if none wins beyond the spread, the lowest key wins. `options_of` gives the launch options
+    `order` is a sort key for finalists: of equally fast ones, the lowest key wins. `options_of` gives the launch options
     to measure of a variant. Screening decides which of them and which order of tiles a variant has in the rounds.
+    `selected` is the symbol of the variant that the library selects so far. It is a finalist. It stays the choice unless another
+    one is faster in the rounds and again in a second look, or it loses more than MAX_LOSS in another state.
 
     Raises: LostDevice if a kernel faults; DeviceError if memory is too small. Other failures are listed in `refused`.
     """
@@ -242,7 +260,7 @@ def tune(
         sample = OutputSample(race.operands, context.seed)
         memory = own(context.memory_kernel(work))
         race.alternate(memory if states[0] == "model" else None)
-        finalists = _halved(race, sample)
+        finalists = _halved(race, sample, selected)
         others = [own(one) for one in _other_rasters(finalists, variants, work)]
         finalists = _with_best_rasters(race, sample, finalists, others)
         variants += others
@@ -258,12 +276,20 @@ def tune(
         }
         if not finalists:
             return [screened]
+        ranked = sorted(finalists, key=lambda name: (symbol_of(name) != selected, order(name)))
         times: StateTimes = {}
         spans = {}
         for state in states:
             race.alternate(memory if state == "model" else None)
-            spans[state], times[state] = _timed(race, finalists, context, state, sorted(finalists, key=order))
-        winner = choose(times, sorted(finalists, key=order), mix)
+            spans[state], times[state] = _timed(race, ranked, context, state, decides=state in mix)
+        winner = choose(times, ranked, mix)
+        look = {}
+        if symbol_of(ranked[0]) == selected and winner != ranked[0]:
+            race.alternate(memory if states[0] == "model" else None)
+            look = _second_look(race, ranked[0], winner, context, states[0])
+            elsewhere = {state: of_state for state, of_state in times.items() if state != states[0]}
+            if look["ahead"] <= look["error"] and largest_loss(elsewhere, ranked[0]) <= MAX_LOSS:
+                winner = ranked[0]
         if wrong := sample.complaint(race.launches[winner][0]):  # on a hot card, where a data race may show first
             race.reject(winner, f"after timing: {wrong}")
         return [
@@ -276,6 +302,7 @@ def tune(
                 "best": None,
                 "figures": {name: figures(times[state][name], work) for name in finalists},
                 "telemetry": context.telemetry.between(*spans[state]),
+                "second_look": look,
                 "seconds": {"setup": round(spans[states[0]][0] - began, 2), "rounds": round(_length(spans[state]), 2)},
             }
             for state in states
@@ -286,14 +313,15 @@ def _length(span: tuple[float, float]) -> float:
     return span[1] - span[0]
 
 
-def _halved(race: Race, sample: OutputSample) -> list[str]:
-    """Return the finalists with correct output, each variant once. Reject incorrect ones and halve the rest again."""
+def _halved(race: Race, sample: OutputSample, selected: str) -> list[str]:
+    """Return the finalists with correct output, each variant once, and `selected`. Reject incorrect ones and repeat."""
     count = race.protocol.finalists
     while names := race.competitive(OURS):
         finalists, medians_ms = halve(names, race.sample, count)
         race.launch_ms |= medians_ms
-        others = sorted((name for name in names if name not in finalists), key=medians_ms.__getitem__)
-        finalists = one_per_variant([*finalists, *others])[:count]
+        others = sorted((name for name in race.ranked(OURS) if name not in finalists), key=race.launch_ms.__getitem__)
+        each = one_per_variant([*finalists, *others])
+        finalists = each[:count] + [name for name in each[count:] if symbol_of(name) == selected]
         wrong = {name: sample.complaint(race.launches[name][0]) for name in finalists}
         for name, complaint in wrong.items():
             if complaint:
@@ -338,17 +366,40 @@ RASTER_SAMPLES = 6
 
 
 def _timed(
-    race: Race, names: Sequence[str], context: BenchContext, state: str, order: Sequence[str]
+    race: Race, order: Sequence[str], context: BenchContext, state: str, decides: bool
 ) -> tuple[tuple[float, float], dict[str, list[float]]]:
-    """Run rounds in a state until the order is decided. Return when they began and ended, and one time per round and name."""
-    began = warm_up(race, names, context, state)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(MAX_REPEATS if state in CONTINUOUS else 1):
-        for name, more in rounds_of(race, names, state).items():
+    """Run rounds in a state. Return when they began and ended, and one time per round and name.
+
+    A state that decides has rounds until the order is certain. Names that are certainly slower leave.
+    """
+    protocol = context.protocol
+    race.protocol = protocol if decides else replace(protocol, seconds=CHECK_S, rounds=CHECK_ROUNDS)
+    began = warm_up(race, order, context, state)
+    times: dict[str, list[float]] = {name: [] for name in order}
+    left = [*order]
+    for _ in range(MAX_REPEATS if decides and state in CONTINUOUS else 1):
+        for name, more in rounds_of(race, left, state).items():
             times[name] += more
-        if not is_undecided(times, decide(times, order)):
+        winner = decide(times, left)
+        left = [name for name in left if name == winner or may_lead(times, winner, name)]
+        if len(left) == 1:
             break
     return (began, time.perf_counter()), times
+
+
+def _second_look(race: Race, selected: str, winner: str, context: BenchContext, state: str) -> dict[str, float]:
+    """Measure two names again, in turns. Return by how much the winner is ahead, and the error of this."""
+    race.protocol = context.protocol
+    names = [selected, winner]
+    warm_up(race, names, context, state)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(MAX_REPEATS):
+        for name, more in rounds_of(race, names, state).items():
+            times[name] += more
+        ahead, error = lead(times[selected], times[winner])
+        if abs(ahead) > error or error < DOUBTFUL:
+            break
+    return {"ahead": round(ahead, 4), "error": round(error, 4)}
 
 
 def choose(times: StateTimes, order: Sequence[str], mix: Mix) -> str:
@@ -356,12 +407,15 @@ def choose(times: StateTimes, order: Sequence[str], mix: Mix) -> str:
 
     If all lose more somewhere, only the one with the least largest loss is left.
     """
-    medians = {
-        state: {name: statistics.median(ms) for name, ms in of_state.items()} for state, of_state in times.items()
-    }
-    losses = {name: max(of_state[name] / min(of_state.values()) - 1 for of_state in medians.values()) for name in order}
+    losses = {name: largest_loss(times, name) for name in order}
     kept = [name for name in order if losses[name] <= MAX_LOSS] or [min(order, key=losses.__getitem__)]
     return decide({name: _mixed(times, name, mix) for name in kept}, kept)
+
+
+def largest_loss(times: StateTimes, name: str) -> float:
+    """Return the largest loss of a name to the best one of a state."""
+    medians = [{one: statistics.median(ms) for one, ms in of_state.items()} for of_state in times.values()]
+    return max(of_state[name] / min(of_state.values()) - 1 for of_state in medians)
 
 
 def _mixed(times: StateTimes, name: str, mix: Mix) -> list[float]:

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar
 
 import click
 
-from hgemm.bench.contenders import symbol_of
+from hgemm.bench.contenders import query_of, symbol_of
 from hgemm.bench.device import Watchdog
 from hgemm.bench.measure import LostDevice, open_context
 from hgemm.bench.protocol import Protocol
@@ -40,13 +40,14 @@ from hgemm.bench.runner import (
 from hgemm.bench.work import Work
 from hgemm.device import Device, open_device
 from hgemm.disk import disk_errors, require_writable
-from hgemm.dispatch_table import kind_of, row_of, row_order
+from hgemm.dispatch_table import DispatchTable, kind_of, row_of, row_order
 from hgemm.errors import DeviceError, RequestError
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import FOLDER, MeasuredProblem, Session, best_known, read_sessions
 from hgemm.packed import PACK_NAME, ROWS, read_pack
+from hgemm.selection import Selector
 from hgemm.selection_query import Target
 from hgemm.tuning.problem import DEFAULT_MIX, TUNED_STATES, Mix, Ranking, parse_mix, tune
 
@@ -55,6 +56,10 @@ class Supply(typing.Protocol):
     """Source of the variants that tuning measures."""
 
     ranking: Ranking
+
+    @property
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Records of the variants that exist before tuning."""
 
     @property
     def keys(self) -> Mapping[str, str]:
@@ -76,6 +81,7 @@ class Prebuilt:
     def __init__(self, kernels: Iterable[Kernel], target: Target, candidates: int) -> None:
         self._kernels = {kernel.traits.symbol: kernel for kernel in kernels}
         self._candidates = candidates
+        self.records = [kernel.record for kernel in self._kernels.values()]
         self.keys = {symbol: kernel.record["key"] for symbol, kernel in self._kernels.items()}
         rows = {symbol: (kind_of(one.traits), row_of(one.traits, one.record)) for symbol, one in self._kernels.items()}
         self.ranking = Ranking(rows, target)
@@ -101,13 +107,13 @@ def simplicity(traits: LaunchTraits) -> tuple[Any, ...]:
 Log = Callable[[str], None]
 
 PROTOCOL = Protocol(
-    seconds=0.4,
-    rounds=9,
+    seconds=0.15,
+    rounds=6,
     finalists=4,
-    screen_ms=1.0,
+    screen_ms=0.5,
     warm_up_s=2.0,
-    rewarm_s=0.15,
-    cool_down_s=0.2,
+    rewarm_s=0.05,
+    cool_down_s=0.1,
     burst_rounds=3,
 )
 """A shorter protocol than the benchmark's: halving drops most candidates, and the figures are not published."""
@@ -164,6 +170,7 @@ def run(plan: TunePlan, supply: Supply, device: Device, log: Log) -> dict[str, A
         sessions = own_sessions if plan.resume else []
     _learn(supply, sessions, device)
     left = _remaining(plan, own_sessions)
+    selected = _selected(supply, sessions, device, left)
     document = {**heading(plan.protocol, plan.seed, device), "run": plan.run, "hung": [], "lost": ""}
     document |= {"results": [], "not_tuned": []}
     total = len(left)
@@ -187,7 +194,7 @@ def run(plan: TunePlan, supply: Supply, device: Device, log: Log) -> dict[str, A
             kernels = [one for one in supply.kernels(work) if one.traits.symbol not in document["hung"]]
             try:
                 options_of = partial(supply.ranking.options, work, plan.options)
-                results = tune(work, kernels, context, _order(kernels, supply, work), plan.mix, options_of)
+                results = tune(work, kernels, context, _order(kernels), plan.mix, options_of, selected[work.key])
             except LostDevice as error:
                 document["lost"] = str(error)
                 break
@@ -224,11 +231,19 @@ def _hung(plan: TunePlan, watchdog: Watchdog) -> list[str]:
         return sorted(set(file.read().split()))
 
 
-def _order(kernels: Sequence[Kernel], supply: Supply, work: Work) -> Callable[[str], Any]:
-    """Return a sort key: the previous best variant first, then the simplest."""
+def _order(kernels: Sequence[Kernel]) -> Callable[[str], Any]:
+    """Return a sort key: the simplest variant first."""
     traits = {kernel.traits.symbol: kernel.traits for kernel in kernels}
-    previous = supply.ranking.best_known(work)
-    return lambda name: (symbol_of(name) != previous, simplicity(traits[symbol_of(name)]))
+    return lambda name: simplicity(traits[symbol_of(name)])
+
+
+def _selected(supply: Supply, sessions: Sequence[Session], device: Device, works: Sequence[Work]) -> dict[str, str]:
+    """Return the variants that the library selects so far, by problem, and make them candidates. Empty if there is none."""
+    selector = Selector(DispatchTable.of(supply.records, sessions), Target.of(device))
+    found = {work.key: choice.symbol if (choice := selector.find(query_of(work))) else "" for work in works}
+    for work in works:
+        supply.ranking.require(work, found[work.key])
+    return found
 
 
 def _remaining(plan: TunePlan, own_sessions: Sequence[Session]) -> list[Work]:
