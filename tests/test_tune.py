@@ -617,6 +617,21 @@ def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None
     assert supply.keys.keys() >= {kernel.traits.symbol for kernel in supply.kernels(works[1])}
 
 
+def test_made_variants_that_are_not_chosen_are_removed(made: FakeMake) -> None:
+    supply = generating(made, [Work(4096, 4096, 4096)], candidates=4)
+    for _ in range(4):
+        made.go.release()
+    supply.ready([Work(4096, 4096, 4096)])
+    _, chosen, other = made.made  # the first one spills
+    (made.library.folder / other / "notes.txt").write_text("mine")
+    supply.keep({chosen})
+    assert chosen in {row["symbol"] for row in made.library.rows()}
+    assert made.library.get(other) is None and [one.name for one in (made.library.folder / other).iterdir()] == [
+        "notes.txt"
+    ]
+    assert not list(made.library.folder.glob(".tmp-*"))
+
+
 def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
     work = Work(4096, 4096, 4096)
     supply = generating(made, [work])

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from generator.errors import LibraryError
-from generator.store.files import disk_errors, reason_of, reject_export, sync_folder, temporary_name, write_folders
+from generator.store.files import (
+    disk_errors,
+    reason_of,
+    reject_export,
+    rename_to_free,
+    retire,
+    sync_folder,
+    temporary_name,
+    write_folders,
+)
 from generator.store.index import (
     EVERYTHING,
     INDEX_NAME,
@@ -140,6 +149,19 @@ class Library:
         """
         stamps = _write_variants(self.folder, variants)
         self._add_to_index([(variant.record, stamps[variant.symbol]) for variant in variants])
+
+    def remove(self, symbols: Iterable[str]) -> None:
+        """Delete variants. Files in their folders that the generator did not write stay.
+
+        Raises: LibraryError if the disk fails.
+        """
+        with disk_errors("delete variants", self.folder):
+            for symbol in symbols:
+                place, aside = self.folder / symbol, self.folder / temporary_name(symbol)
+                os.rename(place, aside)
+                retire(aside, place, is_ours)
+                if aside.exists():
+                    rename_to_free(aside, place)
 
     def _add_to_index(self, rows: list[tuple[Record, str]]) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -171,6 +171,7 @@ class Generating:
         rows = {symbol: (kind_of(one), row_of(one, {**planned, **records}[symbol])) for symbol, one in traits.items()}
         self.ranking = Ranking(rows, target)
         self._own, self._available, self._failed = frozenset(records), set(records), set[str]()
+        self._built: set[str] = set()
         self._candidates: dict[str, list[str]] = {}
         self._changed = threading.Condition()
         self._error: Exception | None = None
@@ -202,6 +203,15 @@ class Generating:
         count = self._search.candidates
         own = self.ranking.best(work, count // 2, among=self._own)
         return list(dict.fromkeys([*own, *self.ranking.best(work, count, among)]))[:count]
+
+    def keep(self, chosen: Collection[str]) -> None:
+        """Stop building, and remove the variants that this search has built and that are not chosen.
+
+        Candidates are those with the lowest of thousands of estimates, so many estimates are too low. Selection would prefer such
+        variants to measured ones for other problems.
+        """
+        self.close()
+        self._library.remove(sorted(self._built - set(chosen)))
 
     def close(self) -> None:
         """Stop building."""
@@ -240,5 +250,6 @@ class Generating:
                 self._failed.add(outcome.symbol)
             else:
                 self._available.add(outcome.symbol)
+                self._built |= {outcome.symbol} if outcome.status == "built" else set()
                 self.keys[outcome.symbol] = outcome.record.key
             self._changed.notify_all()

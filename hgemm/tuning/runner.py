@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -71,6 +71,9 @@ class Supply(typing.Protocol):
     def kernels(self, work: Work) -> list[Kernel]:
         """Return the variants to measure for a problem."""
 
+    def keep(self, chosen: Collection[str]) -> None:
+        """Stop making variants, and remove those that were made for this tuning and are not chosen."""
+
     def close(self) -> None:
         """Stop making variants."""
 
@@ -91,6 +94,9 @@ class Prebuilt:
 
     def kernels(self, work: Work) -> list[Kernel]:
         return [self._kernels[symbol] for symbol in self.ranking.best(work, self._candidates)]
+
+    def keep(self, chosen: Collection[str]) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -207,6 +213,8 @@ def run(plan: TunePlan, supply: Supply, device: Device, log: Log) -> dict[str, A
             _learn_result(supply, work, results[0])
             ahead = (time.perf_counter() - began) / (total - len(left)) * len(left)
             log(f"[{total - len(left)}/{total}] {line(results[0])}  {time_left(ahead)} left")
+        if not document["lost"] and plan.part[1] == 1:  # another part may have chosen the same variant
+            supply.keep({symbol_of(result["ours"]) for result in document["results"] if result.get("ours")})
         document["session"] = recorder.session
     document["seconds"] = round(time.perf_counter() - began, 1)
     return document
