@@ -152,10 +152,11 @@ def test_recorded_results_are_what_the_library_selects_by(
     rests: list[float] = []
     monkeypatch.setattr("hgemm.bench.measure.time.sleep", rests.append)
     works = "40x56x24,64x96x24"
-    call("--library", folder, "--shapes", works, "--state", "model,steady,burst", "--record", "--baseline", "none")
+    more = ["--record", "--baseline", "none", "--cool-down", 0.3]
+    call("--library", folder, "--shapes", works, "--state", "model,steady,burst", *more)
     (session,) = read_sessions(folder)
     protocol = session.header["protocol"]
-    assert set(rests) == {protocol["cool_down_s"]} and len(rests) >= 2 * protocol["burst_rounds"]  # 2 problems
+    assert set(rests) == {0.3} == {protocol["cool_down_s"]} and len(rests) >= 2 * protocol["burst_rounds"]  # 2 problems
     assert (session.header["program"], session.header["device"], session.header["seed"]) == ("bench", "Fake GPU", 1)
     assert session.header["driver"] == "CUDA 13.0" and session.header["protocol"]["rounds"] == 3
     assert [(result.state, result.problem.m) for result in session.results] == [

@@ -484,6 +484,7 @@ _OPTIONS = (
         "Blocks of each contender in a turn. Only the second half counts.",
     ),
     number_option("--burst-rounds", click.IntRange(1), Protocol.burst_rounds, "Rounds of --state burst."),
+    number_option("--cool-down", _NUMBER, Protocol.cool_down_s, "Seconds of the pauses in --state burst."),
     number_option(
         "--duty",
         _NUMBER,
@@ -586,7 +587,7 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
         "algorithms",
         "screen_ms",
     )
-    seconds = {"warm_up_s": options["warm_up"], "rewarm_s": options["rewarm"]}
+    seconds = {f"{name}_s": options[name] for name in ("warm_up", "rewarm", "cool_down")}
     protocol = Protocol(**{name: options[name] for name in fields}, **seconds)
     return BenchPlan(
         works=works_of(options),
