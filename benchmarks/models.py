@@ -5,6 +5,7 @@
 
 \b
 Rounds alternate: torch, patched, patched, torch. A ratio above 1 means that the patched model is faster.
+Each of the four blocks begins when the card has finished the one before.
 Rounds go on, to four times the usual time, while the error of the ratio exceeds both 1 % and a third of its distance from 1.
 burst:  each round starts on a card that was idle.
 steady: rounds follow each other, after seconds of load.
@@ -132,7 +133,7 @@ class Plan:
 
     seconds: float
     stretch: float = 4.0
-    block_ms: float = 15.0
+    block_ms: float = 30.0
     rounds_min: int = 3
     idle_s: float = 0.25
     load_s: float = 2.0
@@ -189,6 +190,7 @@ def measure(runs: dict[str, Callable[[], object]], state: str, plan: Plan) -> di
             time.sleep(plan.idle_s)
         for run in runs.values():
             run()
+        torch.cuda.synchronize()  # otherwise the first block begins while the card is busy, which hides its first launches
         rounds.append([(name, block_ms(runs[name], calls)) for name in abba([*runs])])
         times = round_times(rounds)
         ratio = Ratio.of(times["torch"], times["patched"])
