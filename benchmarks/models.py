@@ -133,7 +133,8 @@ class Plan:
 
     seconds: float
     stretch: float = 4.0
-    block_ms: float = 30.0
+    block_ms: float = 15.0
+    calls_min: int = 2
     rounds_min: int = 3
     idle_s: float = 0.25
     load_s: float = 2.0
@@ -171,7 +172,7 @@ def measure(runs: dict[str, Callable[[], object]], state: str, plan: Plan) -> di
     import torch
 
     once = max(block_ms(run, 3) for run in runs.values())
-    calls = max(1, round(plan.block_ms / once))
+    calls = max(plan.calls_min, round(plan.block_ms / once))
     if state == "steady":
         until = time.perf_counter() + plan.load_s
         while time.perf_counter() < until:
