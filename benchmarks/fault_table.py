@@ -856,7 +856,7 @@ WGMMA = (
     ),
     Fault(
         "a CTA skips its share of a split tile",
-        At("Epilogue::run_share", "int index = split").replace("int index = 0"),
+        At("Epilogue::run_share", "int index = first").replace("int index = 0"),
         CLUSTER_SPLIT,
         ONE_CTA,
         ("poison", "race", NUMBERS),
@@ -1058,6 +1058,48 @@ WGMMA = (
         LAUNCH_PINGPONG,
         SIX_WGMMA_TILES,
         ("race",),
+    ),
+    Fault(
+        "shares added before all CTAs stored their partials",
+        At("SplitKShares::wait_for_share", "(now & counted) != splits && !(now & alone)").replace("false"),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        ("race", "poison", "uninitialised", NUMBERS),
+    ),
+    Fault(
+        "partials of shares announced without a fence",
+        At("SplitKShares::exchange", "global_fence()", occurrence=1).drop(),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        ("race",),
+    ),
+    Fault(
+        "partials of shares read without a fence",
+        At("SplitKShares::exchange", "global_fence()", occurrence=2).drop(),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        ("race",),
+    ),
+    Fault(
+        "all CTAs of a tile finish the first share",
+        At("SplitKShares::wait_for_share", "return split").replace("return 0"),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        ("race", "poison", "write_once", NUMBERS),
+    ),
+    Fault(
+        "the counter of shares not reset",
+        At("SplitKShares::wait_for_share", "0 - last").replace("0"),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        ("deadlock", "endless", "race", "poison", NUMBERS),
+    ),
+    Fault(
+        "shares of the wrong columns",
+        At("SplitKShares::add", "index % Finish::subtiles * groups").replace("0"),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        (NUMBERS,),
     ),
     Fault(
         "one counter for the tiles of a cluster",
@@ -2297,7 +2339,7 @@ OTHERS = (
     ),
     _other(
         "sums of a cluster from the own CTA",
-        At("SplitKCluster::add_partials", "split * vecs +").drop(),
+        At("SplitKCluster::add", "split * vecs +").drop(),
         AUDIT_IN_CLUSTER,
     ),
     # ---- Sums of all parts, turns of consumers, and threads that act for others

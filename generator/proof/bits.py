@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from generator.errors import ProofError
+from generator.families.common import MIN_SHARING_SPLITS
 from hgemm.cases import Case, Shape, whole_pairs
 from hgemm.dtypes import DTYPES, encode, representable
 from hgemm.epilogue_reference import Interval, evaluate
@@ -322,7 +323,8 @@ def order_cases(traits: LaunchTraits) -> list[Case]:
     bias = traits.bias if traits.bias != "launch" else "none"
     cases = [Case(shape, alpha, bias=bias, options=options) for shape in shapes]
     cases[0] = replace(cases[0], alpha=-alpha)  # zeros become -0
-    if traits.serial_parts:  # the first tile is whole; several CTAs share each of the others
+    if traits.serial_parts:  # whole tiles first; several CTAs share each of the others, and finish it together or not
         parts = Shape(m + 5, n + 9, 7 * traits.tile_k + traits.tile_k // 2 + 11)
-        cases += [Case(parts, alpha, bias=bias, options=LaunchOptions(3, whole, 1)) for whole in (1, 4)]
+        options = (LaunchOptions(MIN_SHARING_SPLITS, 1, 1), LaunchOptions(3, 4, 1))
+        cases += [Case(parts, alpha, bias=bias, options=some) for some in options]
     return whole_pairs(traits, cases)

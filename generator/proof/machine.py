@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 
+from generator.families.common import MIN_SHARING_SPLITS
 from generator.proof import executor as abi
 from generator.proof.coverage import Coverage
 from generator.proof.executor import Adversary, Executable, Launch, Region, Report
@@ -45,7 +46,7 @@ STREAM_K_WORKERS = 9
 FAR_LEADING = 2**29
 """The leading dimension of the case of offsets beyond 2^31: from the fifth row on. Strides of a batch stay in TMA's limit."""
 RESIDENT_CTAS = 2
-"""Clusters that run at the same time. More are not needed, because no CTA waits for a later one."""
+"""Clusters that run at the same time. More are not needed, unless CTAs wait for later ones: see `waits`."""
 STEP_LIMIT = 50_000_000
 """Limit of warp instructions per launch. The largest case needs a hundredth of it."""
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
@@ -111,19 +112,32 @@ class EmulatedKernel:
             ctypes.memset(problem.workspace, 0, counters)
         adversary = next(self._next)
         launch = launch_of(self.traits, problem, workers_of(self.traits, problem, self.workers))
+        if waits(self.traits, problem) and adversary.order not in _FEW_RUN:
+            launch = replace(launch, resident_ctas=launch.grid[0])
         report = self.executable.run(launch, adversary)
         self.reports.append((adversary, report))
         if self.coverage:
             self.coverage.add(problem, launch.grid[0], report)
 
 
+def waits(traits: LaunchTraits, problem: Problem) -> bool:
+    """Tell whether CTAs that share a tile wait for each other if each has one item."""
+    return traits.decides_splits and traits.persistent and problem.options.splits >= MIN_SHARING_SPLITS
+
+
+_FEW_RUN = ("ahead_high",)
+"""Orders in which CTAs wait in vain for those that have not started."""
+
+
 def workers_of(traits: LaunchTraits, problem: Problem, most: int = PERSISTENT_CTAS) -> int:
     """Return how many CTAs, or clusters, share the tiles of a problem: so few that each gets TILES_PER_CTA, if possible.
 
-    Those that share the k of a tile must be several. With less than one k-tile, there is one CTA less than tiles: so the first tile
-    of a CTA may be any, as on a large GPU, and one CTA has two.
+    Those that share the k of a tile must be several. If they wait for each other, each has one item. With less than one k-tile,
+    there is one CTA less than tiles: so the first tile of a CTA may be any, as on a large GPU, and one CTA has two.
     """
     items = ctas(traits, problem.m, problem.n, problem.batch, problem.options) // traits.cluster[0]
+    if waits(traits, problem):
+        return items
     if problem.k < traits.tile_k and (traits.persistent or traits.grid_rule == "stream_k"):
         return max(1, items - 1)
     if traits.grid_rule == "stream_k":

@@ -74,6 +74,16 @@ HGEMM_DEVICE int opaque(int value) {
 // Makes this thread's earlier global writes visible to threads that see its later ones.
 HGEMM_DEVICE void global_fence() { __threadfence(); }
 HGEMM_DEVICE uint32_t global_fetch_add(uint32_t* counter, uint32_t value) { return atomicAdd(counter, value); }
+// Replaces the value if it is `expected`. Returns what it was.
+HGEMM_DEVICE uint32_t global_compare_and_swap(uint32_t* counter, uint32_t expected, uint32_t value) {
+  return atomicCAS(counter, expected, value);
+}
+// Reads a counter that others change meanwhile.
+HGEMM_DEVICE uint32_t ld_global_relaxed(uint32_t const* counter) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
 
 // ---- Asynchronous copies ------------------------------------------------------------------------------------------
 
@@ -128,6 +138,15 @@ HGEMM_DEVICE Vec16B ld_global_l2(Vec16B const* pointer) {
   return {word.x, word.y, word.z, word.w};
 }
 HGEMM_DEVICE float ld_global_l2(float const* pointer) { return __ldcg(pointer); }
+// The same. If `valid` is false, it reads nothing and returns zeros.
+HGEMM_DEVICE Vec16B ld_global_l2(Vec16B const* pointer, bool valid) {
+  Vec16B word;
+  asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+               "@valid ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+               : "=&r"(word.x), "=&r"(word.y), "=&r"(word.z), "=&r"(word.w)
+               : "l"(pointer), "r"(uint32_t(valid)));
+  return word;
+}
 // Leaves no copy in the L1 cache, for data that an SM reads once. If `valid` is false, it reads nothing and returns zeros.
 HGEMM_DEVICE Vec16B ld_global_once(Vec16B const* pointer, bool valid) {
   Vec16B word;

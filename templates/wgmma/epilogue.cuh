@@ -733,16 +733,15 @@ struct Epilogue {
     }
   }
 
-  // Finishes this CTA's share of a tile whose k a cluster splits: every `splits`-th subtile. Partials::add_partials adds up the
-  // accumulators of all CTAs.
+  // Finishes subtiles first, first + step, ... of a tile whose k is split. `partials` adds up the accumulators of all parts.
   template <class Partials>
-  HGEMM_DEVICE void run_share(void const* partials, int split, int batch, int row_first, int column_first) {
+  HGEMM_DEVICE void run_share(Partials const& partials, int first, int step, int batch, int row_first, int column_first) {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
     HGEMM_NO_UNROLL
-    for (int index = split; index < Partials::subtiles; index += Policy::splits) {
+    for (int index = first; index < Partials::subtiles; index += step) {
       EpilogueSubtile<false> subtile;
       subtile.place(index, batch, row_first, column_first);
-      Partials::add_partials(subtile.bits, partials, index / Policy::splits, parts * subtile.count / 8);
+      partials.add(subtile.bits, index, parts * subtile.count / 8);
       finish_subtile<false, Policy::bias, reuses_stages(Partials::shares)>(subtile, adds_c);
     }
   }

@@ -10,6 +10,7 @@
 #include <wgmma/epilogue.cuh>
 #include <wgmma/mainloop.cuh>
 #include <wgmma/split_k_cluster.cuh>
+#include <wgmma/split_k_shares.cuh>
 
 namespace hgemm {
 
@@ -203,20 +204,29 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
       mainloop.order_arrive(consumer);
 
       // ---- Epilogue. If several CTAs share a tile along k, reduce their partials first ----------------------------
-      if constexpr (Policy::schedule == Schedule::split_k || is_at_launch<Policy>) {
+      if constexpr (Policy::schedule == Schedule::split_k) {
+        // The last splits are empty if there are fewer k-tiles than splits.
+        if (mine.k.count == 0) accumulators.clear();
         using Reduction = SplitK<Policy, Accumulators, Threads>;
-        bool finishes = true;
-        if (is_at_launch<Policy> && work.splits == 1) {
+        if (Reduction::reduce(accumulators, sums, problem, work, shared.is_last[0], place.rank, Place::size)) {
+          epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+        }
+      } else if constexpr (is_at_launch<Policy>) {
+        // No split is empty: the host passes at most as many splits as k-tiles.
+        using Reduction = SplitK<Policy, Accumulators, Threads>;
+        uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
+        bool finishes = true;  // this CTA the whole tile
+        if (work.splits == 1) {
           if (parts == 1) sums.convert(accumulators);
-        } else {
-          // With schedule split_k, the last splits are empty if there are fewer k-tiles than splits. With schedule launch, no
-          // split is empty: the host passes at most as many splits as k-tiles. Kernels with schedule launch omit this branch,
-          // because with it, ptxas would serialise wgmma (warning C7514).
-          if constexpr (!is_at_launch<Policy>) {
-            if (mine.k.count == 0) accumulators.clear();
-          }
-          uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
+        } else if (!Policy::persistent || work.splits < Policy::min_sharing_splits || scheduler.items > scheduler.step) {
           finishes = Reduction::reduce(accumulators, sums, problem, work, is_last, place.rank, Place::size);
+        } else {  // no CTA has a second item, so all of them run at the same time
+          using Shares = SplitKShares<Policy, Accumulators, Threads>;
+          Shares const shares(problem, work, place.rank, Place::size);
+          uint32_t const share = shares.exchange(accumulators, is_last);
+          typename Shares::Finish finish(problem, maps.d, shares.no_boxes(shared.epilogue), 0, false);
+          finish.run_share(shares, shares.first(share), shares.step(share), work.batch, mine.m_first + m_offset, mine.n_first);
+          finishes = false;
         }
         if (finishes) epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
       } else if constexpr (is_stream_k<Policy>) {
@@ -243,7 +253,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
       } else if constexpr (in_cluster) {
         if (mine.k.count == 0) accumulators.clear();
         InCluster::exchange(accumulators, &shared.mainloop, shared.barriers.order, work.split);
-        epilogue.template run_share<InCluster>(&shared.mainloop, work.split, work.batch, mine.m_first + m_offset, mine.n_first);
+        InCluster const partials{&shared.mainloop};
+        epilogue.run_share(partials, work.split, Policy::splits, work.batch, mine.m_first + m_offset, mine.n_first);
       } else {
         if constexpr (FirstInputs<Policy>::loads) {
           epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first, first);

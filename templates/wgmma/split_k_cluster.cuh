@@ -19,6 +19,8 @@ struct SplitKCluster {
   static constexpr int vecs = shares * groups * Threads::count;    // from one CTA
   static constexpr int bytes = splits * vecs * 16;
 
+  void const* shared;
+
   // Sends each CTA of the cluster, this one too, the partials of its share. Waits for those of this CTA's share.
   //
   // The partials overwrite stages, so all CTAs first report that they have read theirs. This only orders reads before writes: the
@@ -52,10 +54,10 @@ struct SplitKCluster {
     return received * splits * Threads::count * 16;
   }
 
-  // Adds up the partials of all CTAs: `count` groups of 8 columns of this CTA's subtile `share`.
-  HGEMM_DEVICE static void add_partials(uint32_t (&sums)[groups][4], void const* shared, int share, int count) {
-    Vec16B const* const partials =
-        static_cast<Vec16B const*>(shared) + share * groups * Threads::count + Threads::index();  // (splits, groups, threads)
+  // Adds up the partials of all CTAs: `count` groups of 8 columns of this CTA's subtile `index`.
+  HGEMM_DEVICE void add(uint32_t (&sums)[groups][4], int index, int count) const {
+    Vec16B const* const partials = static_cast<Vec16B const*>(shared) + index / splits * groups * Threads::count +
+                                   Threads::index();  // (splits, groups, threads)
     HGEMM_UNROLL
     for (int j = 0; j < groups; ++j) {
       if (mma_n % groups != 0 && j >= count) continue;

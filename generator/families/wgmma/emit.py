@@ -7,6 +7,7 @@ from typing import Any
 from generator.families.base import Form
 from generator.families.common import (
     CUTE_ELEMENTS,
+    MIN_SHARING_SPLITS,
     STREAM_K_MIN_K_TILES,
     common_values,
     cute_integers,
@@ -15,8 +16,12 @@ from generator.families.common import (
 from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.spec import DTYPE_BYTES
+from hgemm.epilogue import accumulators_of
 from hgemm.problem import LONG_ACTIVATIONS
 from hgemm.tensor_maps import ROWS_PER_WARPGROUP
+
+NARROW_TILE_COLUMNS, NARROW_SHARE_COLUMNS, SHARE_COLUMNS = 96, 16, 32
+"""Tiles of up to so many columns have narrow shares, so that more CTAs finish one."""
 
 
 def unroll_epilogue(plan: Plan) -> bool:
@@ -38,9 +43,17 @@ def stream_k(plan: Plan) -> dict[str, Any]:
         "persistent": plan.persistent,
         "stream_k_min_k_tiles": STREAM_K_MIN_K_TILES,
         "partials_in_flight": partials_in_flight(blocks * (plan.tile.n // 8), plan.copied, to_floats),
+        "min_sharing_splits": MIN_SHARING_SPLITS,
+        "share_columns": share_columns(plan),
         "scheduler_per_role": plan.copied,
         "reduce_by_blocks": plan.spec.acc == "f16" and blocks > 1,
     }
+
+
+def share_columns(plan: Plan) -> int:
+    """Return the columns of D that a CTA finishes at a time if several CTAs share a tile through the workspace."""
+    columns = plan.tile.n // accumulators_of(plan.spec.epilogue)
+    return min(columns, NARROW_SHARE_COLUMNS if columns <= NARROW_TILE_COLUMNS else SHARE_COLUMNS)
 
 
 # ==== Template values ====
