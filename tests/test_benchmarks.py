@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import batch_invariance, compile_time, cost_model, cutlass, verdicts
+from benchmarks import batch_invariance, compile_time, cost_model, cutlass, models, verdicts
 from benchmarks.cost_model import Configuration, asked, distance, matched
 from benchmarks.cpi import Failed, check_code, compile_for, judge, measure, probes
 from benchmarks.verdicts import SOUND, VERDICTS, Case
 from generator.build.inspect import Code, disassemble, read_cubin
 from generator.device_check import CheckOutcome
+from hgemm.bench.protocol import Ratio
 from hgemm.bench.work import Work
 from hgemm.errors import LibraryError
 from hgemm.problem import Problem
@@ -287,3 +288,17 @@ def test_batch_invariance_reports_each_contender():
     pair = batch_invariance.columns(rows)
     assert pair["m"] == [1, 8] and pair["ratio"]["ordinary"] == [0.5, 2.0]
     assert json.loads(batch_invariance.text_of({"pairs": [pair], "summary": found}))["pairs"] == [pair]
+
+
+# ---- Models ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "rounds", "certain"),
+    [(1.0, 0.03, 9, False), (1.0, 0.03, 49, True), (1.3, 0.1, 9, True), (0.7, 0.1, 9, True), (1.1, 0.1, 9, False)],
+)
+def test_rounds_of_a_model_end_when_the_ratio_is_certain(
+    ratio: float, spread: float, rounds: int, certain: bool
+) -> None:
+    found = Ratio(ratio, ratio - spread, ratio + spread)
+    assert models.is_certain(found, rounds) == certain
