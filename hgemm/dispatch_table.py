@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from hgemm.accumulation import unsplit_order
@@ -588,7 +588,89 @@ def default_options(row: Row, query: SelectionQuery, target: Target) -> LaunchOp
     The exported C library takes the same ones (templates/capi/src/select.c).
     """
     options = min(candidate_options(row, query, target), key=lambda one: launch_clocks(row, query, target, one))
-    return replace(options, raster_tiles=default_group(row, target) if row.decides_raster else 1)
+    return replace(options, raster_tiles=default_raster(row, query, target, options) if row.decides_raster else 1)
+
+
+# ---- The order of tiles, if a launch decides it ----
+
+_GPCS_OF_PAIRS = "6705" + "01234567" * 4 + "0124567" * 4 + "24"
+GPCS = {1: "".join(2 * gpc for gpc in _GPCS_OF_PAIRS), 2: _GPCS_OF_PAIRS, 4: "01234567" * 2 + "0124567" * 2}
+"""The GPC of each cluster of a launch on an idle GPU, one digit each, by the CTAs of a cluster. CTAs take a whole SM.
+
+Source: the registers %smid of CTAs on an H100 and an H200. Six of their GPCs have 18 SMs, one has 16, one 8.
+"""
+GPC_SMS = len(GPCS[1])
+STRIPS = (1, 2, 3, 4, 8, 16)
+
+
+def default_raster(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
+    """Return the order of tiles of a launch: the best one if all tiles run at the same time, else the default group."""
+    if options.splits > 1 or not has_gpcs(row, query, target):
+        return default_group(row, target)
+    return orders_of_one_wave(row, query)[0]
+
+
+def orders_of_one_wave(row: Row, query: SelectionQuery) -> tuple[int, ...]:
+    """Return different orders of tiles that all run at the same time, the best first, if `has_gpcs`."""
+    return _orders_by_reads(*_grid(row, query), *_private(row))
+
+
+def has_gpcs(row: Row, query: SelectionQuery, target: Target) -> bool:
+    """Return whether all tiles run at the same time, on known GPCs, and their order decides what the GPCs read."""
+    down, across = _grid(row, query)
+    return (
+        row.tensor_maps > 0
+        and query.batch == 1
+        and target.sms == GPC_SMS
+        and 2 * row.smem_bytes > target.smem_bytes_per_cta
+        and row.cluster_ctas == row.cluster_m * row.cluster_n
+        and down * across <= len(GPCS.get(row.cluster_ctas, ""))
+        and any(_private(row)[:2])
+    )
+
+
+def _grid(row: Row, query: SelectionQuery) -> tuple[int, int]:
+    """Return the rows and columns of clusters of one D."""
+    return _ceil_div(query.m, row.tile_m * row.cluster_m), _ceil_div(query.n, row.tile_n * row.cluster_n)
+
+
+def _private(row: Row) -> tuple[int, int, int]:
+    """Return the extents of a cluster's part of A and of B that no multicast loads, 0 for one that a multicast loads; its CTAs."""
+    of_a = row.tile_m * row.cluster_m if row.cluster_n == 1 else 0
+    of_b = row.tile_n * row.cluster_n if row.cluster_m == 1 else 0
+    return of_a, of_b, row.cluster_ctas
+
+
+@lru_cache(maxsize=1024)
+def _orders_by_reads(down: int, across: int, of_a: int, of_b: int, ctas: int) -> tuple[int, ...]:
+    """Return the orders of a grid of (down, across) clusters by what the GPCs read from L2, the least first.
+
+    A GPC reads a part of A or B once for all of its CTAs, unless a multicast loads it (docs/performance-notes.md).
+    """
+    gpcs = GPCS[ctas][: down * across]
+    rasters = [sign * width for width in STRIPS for sign in (1, -1)]
+    orders = {raster: [place_in_order(at, raster, down, across) for at in range(down * across)] for raster in rasters}
+
+    def reads(raster: int) -> int:
+        rows, columns = zip(*orders[raster])
+        return of_a * len({*zip(gpcs, rows)}) + of_b * len({*zip(gpcs, columns)})
+
+    found: list[int] = []
+    for raster in sorted(rasters, key=reads):
+        if all(orders[raster] != orders[other] for other in found):
+            found.append(raster)
+    return tuple(found)
+
+
+def place_in_order(at: int, raster: int, down: int, across: int) -> tuple[int, int]:
+    """Return the row and column of cluster `at`. Scheduler::locate in templates/common/scheduler.cuh has the same order."""
+    if raster < 0:
+        j, i = place_in_order(at, -raster, across, down)
+        return i, j
+    strip = min(raster, down)
+    first = at // (strip * across) * strip
+    here = min(strip, down - first)
+    return first + (at - first * across) % here, (at - first * across) // here
 
 
 def default_group(row: Row, target: Target) -> int:

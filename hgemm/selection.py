@@ -23,7 +23,7 @@ from hgemm.dispatch_table import (
     Row,
     Survey,
     SurveyPoint,
-    default_group,
+    default_raster,
     estimate_clocks,
     launch_clocks,
 )
@@ -294,9 +294,9 @@ class Selector:
         row = self.table.rows[at]
         options, were_measured = options_of(at, row, query, self.target, self.measured_options(query))
         if order and row.decides_splits and not (were_measured and has_order(options, row, order)):
-            raster_tiles = default_group(row, self.target) if row.decides_raster else 1
             some = order_options(row, order, query, self.target)
             fastest = min(some, key=lambda one: launch_clocks(row, query, self.target, one))
+            raster_tiles = default_raster(row, query, self.target, fastest) if row.decides_raster else 1
             options, were_measured = replace(fastest, raster_tiles=raster_tiles), False
         workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
         clocks = self._clocks(at, query, order)

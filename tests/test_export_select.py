@@ -21,7 +21,7 @@ from generator.export.c_library import BATCH_INVARIANT
 from generator.export.c_sources import table_h
 from generator.store.library import Library
 from generator.sweep import sweep
-from hgemm.dispatch_table import PTX, DispatchTable, kind_of
+from hgemm.dispatch_table import GROUPS, PTX, DispatchTable, has_gpcs, kind_of
 from hgemm.errors import UnsupportedError
 from hgemm.gpus import TYPICAL
 from hgemm.launch_traits import LaunchTraits
@@ -248,6 +248,32 @@ def test_c_counts_whole_tiles_in_clusters_as_python_does(tmp_path: Path) -> None
             if expected.options and flags and found.splits > 1:
                 wholes.add(found.whole_tiles * 256 * 128 == m * n)
     assert 1 < sum(taken) < len(problems) and wholes == {True, False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tile, cluster, ordered", [("64x64", "1x1", 3), ("64x64", "2x1", 3), ("64x64", "1x4", 3), ("64x64", "2x2", 0)]
+)
+def test_c_orders_the_tiles_of_one_wave_as_python_does(tmp_path: Path, tile: str, cluster: str, ordered: int) -> None:
+    """So that the GPCs of 132 SMs read the least. Without private operands, and for other grids and SMs, groups have rows only."""
+    text = {"arch": "sm_90a", "tile": f"{tile}x64", "cluster": cluster, "schedule": "persistent", "raster": "launch"}
+    small = paper_library(tmp_path / "library", [emit(plan, templates_folder()) for plan in sweep([text]).plans])
+    library, table = loaded(export_paper(small, tmp_path / "c")), open_library(small.folder).table
+    rng, taken = random.Random(3), {True: set(), False: set()}
+    for sms in (132, 132, 132, 114):
+        target = replace(Target.typical("sm_90"), sms=sms)
+        selector = Selector(table, target)
+        for _ in range(80):
+            m, n, batch = rng.randint(1, 1000), 8 * rng.randint(1, 120), rng.choice([1, 1, 1, 2])
+            problem = Problem(m, n, 1024, batch, lda=1024, ldb=1024, ldd=n, batch_stride_d=m * n)
+            query = SelectionQuery.of(Kind(), problem, 0)
+            expected = selector.find(query)
+            status, found = in_c(library, target, Kind(), problem, 0)
+            assert (status, found.symbol.decode()) == (OK, expected.symbol)
+            assert (found.splits, found.whole_tiles, found.raster_tiles) == astuple(expected.options)
+            taken[has_gpcs(expected.row, query, target)].add(found.raster_tiles)
+    assert len(taken[True]) >= ordered and taken[False] <= set(GROUPS), taken
+    assert bool(taken[True]) == bool(ordered)
 
 
 def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:

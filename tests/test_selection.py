@@ -24,7 +24,23 @@ from generator.export.selection import ROWS_OF_SIZE, SORTS, computes, holes, kin
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.device import cubin_runs, ptx_runs
-from hgemm.dispatch_table import COMPATIBLE, EXACT, LIMIT, PTX, DispatchTable, code_match, estimate_clocks, kind_of
+from hgemm.dispatch_table import (
+    COMPATIBLE,
+    EXACT,
+    GPCS,
+    LIMIT,
+    PTX,
+    DispatchTable,
+    Row,
+    code_match,
+    default_group,
+    default_options,
+    estimate_clocks,
+    has_gpcs,
+    kind_of,
+    orders_of_one_wave,
+    place_in_order,
+)
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError, RequestError, UnsupportedError
 from hgemm.gpus import TYPICAL
@@ -74,6 +90,13 @@ def choose(wanted: SelectionQuery, target: Target = H200, table: DispatchTable |
 
 
 # ---- The table ------------------------------------------------------------------------------------------------------
+
+
+def row_at_launch(cluster: str) -> Row:
+    """A row of 128x128 tiles whose launches decide the order."""
+    text = {"arch": "sm_90a", "tile": "128x128x64", "cluster": cluster, "schedule": "persistent", "raster": "launch"}
+    (plan,) = sweep([{**text, "cooperation": "cooperative"}]).plans
+    return DispatchTable.of([record_of(emit(plan, templates_folder()))]).rows[0]
 
 
 def test_the_table_does_not_depend_on_the_order_of_the_records() -> None:
@@ -390,6 +413,49 @@ def test_the_chosen_one_is_ranked_first(tmp_path: Path, served: list[str]) -> No
 
 
 # ---- Costs ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 2, 3, 8, -1, -2, -5, -16]))
+def test_an_order_has_each_tile_once_strip_by_strip(down: int, across: int, raster: int) -> None:
+    places = [place_in_order(at, raster, down, across) for at in range(down * across)]
+    strips = [place[0 if raster > 0 else 1] // abs(raster) for place in places]
+    assert len(set(places)) == down * across and strips == sorted(strips)
+
+
+@pytest.mark.parametrize("cluster, shared", [("2x1", 0), ("1x2", 1), ("1x4", 1), ("4x1", 0)])
+def test_tiles_of_one_wave_are_ordered_so_that_gpcs_share_what_no_multicast_loads(cluster: str, shared: int) -> None:
+    """`shared` is 0 if the CTAs of a GPC should have the same rows of A, 1 for columns of B."""
+    row = row_at_launch(cluster)
+    down, across = (4, 7) if shared == 0 else (7, 4)
+    query = SelectionQuery.dense(Kind(), (128 * row.cluster_m * down, 128 * row.cluster_n * across, 4096, 1), 0)
+    target = Target.typical("sm_90")
+    assert has_gpcs(row, query, target)
+
+    def reads(raster: int) -> int:
+        """Different rows or columns, of all GPCs."""
+        return len(
+            {
+                (gpc, place_in_order(at, raster, down, across)[shared])
+                for at, gpc in enumerate(GPCS[row.cluster_ctas][:28])
+            }
+        )
+
+    orders = orders_of_one_wave(row, query)
+    assert default_options(row, query, target).raster_tiles == orders[0]
+    assert [reads(one) for one in orders] == sorted(map(reads, orders)) and reads(orders[0]) < reads(orders[-1])
+
+
+def test_the_order_of_tiles_hardly_matters_if_multicasts_load_both_operands() -> None:
+    row, target = row_at_launch("2x2"), Target.typical("sm_90")
+    assert not has_gpcs(row, SelectionQuery.dense(Kind(), (1024, 1024, 4096, 1), 0), target)
+
+
+@pytest.mark.parametrize("change", [{"batch": 2}, {"m": 8192}, {"sms": 114}])
+def test_other_launches_have_groups_of_rows(change: dict) -> None:
+    row, query = row_at_launch("2x1"), SelectionQuery.dense(Kind(), (1024, 896, 4096, 1), 0)
+    target = dataclasses.replace(Target.typical("sm_90"), sms=change.pop("sms", 132))
+    changed = dataclasses.replace(query, **change)
+    assert default_options(row, changed, target).raster_tiles == default_group(row, target) > 0
 
 
 def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:

@@ -6,12 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hgemm.bench.work import Work
-from hgemm.dispatch_table import GROUPS, Row, candidate_options, default_options, launch_clocks, sms_used
+from hgemm.dispatch_table import (
+    GROUPS,
+    Row,
+    candidate_options,
+    default_options,
+    has_gpcs,
+    launch_clocks,
+    orders_of_one_wave,
+    sms_used,
+)
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured_options import usable
 from hgemm.problem import LaunchOptions
 from hgemm.selection_query import SelectionQuery, Target
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
+
+ORDERS_TRIED = 3
+"""Orders of tiles that run at the same time, with the default one."""
 
 
 def contender_name(traits: LaunchTraits, options: LaunchOptions | None) -> str:
@@ -51,12 +63,16 @@ def options_to_try(
 def rasters_to_try(row: Row, work: Work, target: Target, options: LaunchOptions) -> list[LaunchOptions]:
     """Return the options with other orders of tiles: groups of half and twice as many rows, and panels of as many columns.
 
-    There are none if all tiles run at the same time, since the order hardly matters then.
+    If all tiles run at the same time, they are the best orders by what the GPCs read. There are none if that is unknown.
     """
-    if not row.decides_raster or row.tiles(work.m, work.n) * work.batch <= sms_used(row, target) * row.tiles_per_sm:
+    query, group = query_of(work), abs(options.raster_tiles)
+    if not row.decides_raster:
         return []
-    group = abs(options.raster_tiles)
-    tried = (group, -group, *(other for other in (2 * group, group // 2) if other in GROUPS))
+    tried: Sequence[int] = (group, -group, *(other for other in (2 * group, group // 2) if other in GROUPS))
+    if options.splits == 1 and has_gpcs(row, query, target):
+        tried = orders_of_one_wave(row, query)[:ORDERS_TRIED]
+    elif row.tiles(work.m, work.n) * work.batch <= sms_used(row, target) * row.tiles_per_sm:
+        return []
     return [replace(options, raster_tiles=one) for one in tried if one != options.raster_tiles]
 
 

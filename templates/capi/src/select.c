@@ -686,6 +686,60 @@ static int32_t best_group(hgemm_target const *target, uint32_t index) {
   return (int32_t)GROUPS[best];
 }
 
+/* The GPC of each cluster of a launch, as a digit: GPCS of dispatch_table.py. Clusters of one CTA are pairs of the same GPC. */
+enum { GPC_COUNT = 8, GPC_SMS = 132, STRIPS_COUNT = 6 };
+static char const GPCS_OF_PAIRS[] = "6705" "01234567" "01234567" "01234567" "01234567" "0124567" "0124567" "0124567" "0124567" "24";
+static char const GPCS_OF_FOURS[] = "01234567" "01234567" "0124567" "0124567";
+static uint32_t const STRIPS[STRIPS_COUNT] = {1, 2, 3, 4, 8, 16};
+
+static uint32_t gpc_of(uint32_t ctas, uint32_t cluster) {
+  return (uint32_t)((ctas == 4 ? GPCS_OF_FOURS[cluster] : GPCS_OF_PAIRS[ctas == 1 ? cluster / 2 : cluster]) - '0');
+}
+
+/* Returns what the GPCs read from L2 if clusters follow one another in strips of (width, along). Within a strip, `across` changes
+ * fastest. A GPC reads a part once; of_across and of_along are the extents of parts. */
+static uint32_t reads_of(uint32_t ctas, uint32_t width, uint32_t across, uint32_t along, uint32_t of_across, uint32_t of_along) {
+  uint8_t has[2][GPC_COUNT][GPC_SMS];
+  uint32_t cluster = 0, reads = 0;
+  memset(has, 0, sizeof has);
+  for (uint32_t first = 0; first < across; first += width) {
+    uint32_t const end = width < across - first ? first + width : across;
+    for (uint32_t j = 0; j < along; ++j) {
+      for (uint32_t i = first; i < end; ++i, ++cluster) {
+        uint32_t const gpc = gpc_of(ctas, cluster);
+        reads += (has[0][gpc][i] ? 0 : of_across) + (has[1][gpc][j] ? 0 : of_along);
+        has[0][gpc][i] = has[1][gpc][j] = 1;
+      }
+    }
+  }
+  return reads;
+}
+
+/* Returns the order of a launch's tiles. If all run at the same time, it is the one for which the GPCs read the least from L2.
+ * default_raster() of the Python package returns the same one. */
+static int32_t best_raster(hgemm_target const *target, hgemm_query const *q, hgemm_selected const *found) {
+  hgemm_row const *const row = &hgemm_rows[found->row];
+  uint32_t const down = ceil_div((uint32_t)q->m, row->tile_m * row->cluster_m);
+  uint32_t const across = ceil_div((uint32_t)q->n, row->tile_n * row->cluster_n);
+  uint32_t const of_a = row->cluster_n == 1 ? row->tile_m * row->cluster_m : 0;
+  uint32_t const of_b = row->cluster_m == 1 ? row->tile_n * row->cluster_n : 0;
+  uint32_t const ctas = row->cluster_ctas;
+  uint32_t const places = ctas == 4 ? sizeof GPCS_OF_FOURS - 1 : ctas <= 2 ? (sizeof GPCS_OF_PAIRS - 1) * (3 - ctas) : 0;
+  uint32_t least = UINT32_MAX;
+  int32_t best = 1;
+  if (q->batch > 1 || found->splits > 1 || !row->tensor_maps || target->sms != GPC_SMS ||
+      2 * row->smem_bytes <= target->smem_bytes || ctas != row->cluster_m * row->cluster_n || (uint64_t)down * across > places || of_a + of_b == 0) {
+    return best_group(target, found->row);
+  }
+  for (uint32_t i = 0; i < STRIPS_COUNT; ++i) {
+    uint32_t const groups = reads_of(ctas, STRIPS[i], down, across, of_a, of_b);
+    uint32_t const panels = reads_of(ctas, STRIPS[i], across, down, of_b, of_a);
+    if (groups < least) least = groups, best = (int32_t)STRIPS[i];
+    if (panels < least) least = panels, best = -(int32_t)STRIPS[i];
+  }
+  return best;
+}
+
 /* Launches whose numbers before the k-tiles are equal may share options, if their k-tiles differ by at most 3 to 2. */
 enum { MAX_K_RATIO = 3, MAX_K_RATIO_TO = 2 };
 
@@ -756,7 +810,7 @@ static void set_options(hgemm_target const *target, hgemm_query const *q, hgemm_
     Options options;
     order_options(target, found->row, q, size_of(q), found->tiles, NO_LIMIT, order, &options);
     found->splits = options.splits, found->whole_tiles = options.whole_tiles;
-    found->raster_tiles = row->decides_raster ? best_group(target, found->row) : 1;
+    found->raster_tiles = row->decides_raster ? best_raster(target, q, found) : 1;
   } else if (measured != NULL) {
     found->splits = measured->splits, found->whole_tiles = measured->whole_tiles * row->cluster_m * row->cluster_n;
     found->raster_tiles = row->decides_raster ? measured->raster_tiles : 1;
@@ -764,7 +818,7 @@ static void set_options(hgemm_target const *target, hgemm_query const *q, hgemm_
     Options options;
     best_options(target, found->row, q, size_of(q), found->tiles, NO_LIMIT, &options);
     found->splits = options.splits, found->whole_tiles = options.whole_tiles;
-    found->raster_tiles = row->decides_raster ? best_group(target, found->row) : 1;
+    found->raster_tiles = row->decides_raster ? best_raster(target, q, found) : 1;
   }
 }
 
