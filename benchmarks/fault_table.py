@@ -1887,7 +1887,7 @@ AUDIT = (
     _audit(
         "the turn passed on before the products",
         (
-            At("gemm", "mainloop.order_arrive(consumer)").drop(),
+            At("gemm", "mainloop.order_arrive(consumer)", occurrence=1).drop(),
             At("gemm", "mainloop.order_wait(consumer)").replace(
                 "mainloop.order_wait(consumer), mainloop.order_arrive(consumer)"
             ),
@@ -2351,7 +2351,7 @@ OTHERS = (
     _other("the second consumer begins", At("gemm", "int owner = 0").replace("int owner = 1"), AUDIT_PINGPONG),
     _other(
         "a turn ended by two threads",
-        At("Mainloop::order_arrive", "atoms::thread_index() % 128 == 0").replace("atoms::thread_index() % 64 == 0"),
+        At("Mainloop::order_arrive", "overlaps_turns ? 32 : 128").replace("64"),
         AUDIT_PINGPONG,
     ),
     _other(
@@ -2371,7 +2371,7 @@ OTHERS = (
     ),
     _other(
         "stages of a cluster's split read by all but one CTA",
-        At("Mainloop::init", "Policy::splits : 1").replace("Policy::splits - 1 : 1"),
+        At("Mainloop::init", "Policy::splits : warps").replace("Policy::splits - 1 : warps"),
         AUDIT_IN_CLUSTER,
     ),
     _other(

@@ -163,10 +163,11 @@ class Value:
         return _made("abs", self)
 
     def __pow__(self, power: Any) -> Value:
+        if isinstance(power, Value) or power not in (0.5, 2, 3, 4):
+            written = "y" if isinstance(power, Value) else power
+            raise EpilogueError(f"x ** {written} is not supported; the powers are 2, 3, 4 and 0.5")
         if power == 0.5:
             return _made("sqrt", self)
-        if power not in (2, 3, 4):
-            raise EpilogueError(f"x ** {power} is not supported; the powers are 2, 3, 4 and 0.5")
         square = self * self
         return square if power == 2 else square * self if power == 3 else square * square
 

@@ -113,6 +113,8 @@ ILLEGAL = [
     ("lambda: acc", "is not supported"),
     ("gleu(acc)", "no function gleu: did you mean gelu?"),
     ("acc ** 5", "the powers are 2, 3, 4 and 0.5"),
+    ("2 ** acc", "the powers are 2, 3, 4 and 0.5"),
+    ("acc ** bias", "the powers are 2, 3, 4 and 0.5"),
     ("acc * 1e40", "is not a finite float"),
     ("acc * 0x" + "f" * 4000, "is not a finite float"),
     ("acc" + ".real" * 900, "is not supported"),

@@ -196,12 +196,14 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
           mainloop.multiply(accumulators, m_offset, k_range(mine.k.count, split).count);
           sums.add(accumulators);
         }
-      } else if constexpr (FirstInputs<Policy>::loads && !Policy::pingpong) {
+      } else if constexpr (Mainloop<Policy>::overlaps_turns) {
+        mainloop.multiply(accumulators, m_offset, mine.k.count, [&] { mainloop.order_arrive(consumer); });
+      } else if constexpr (FirstInputs<Policy>::loads) {
         mainloop.multiply(accumulators, m_offset, mine.k.count, load_first);
       } else {
         mainloop.multiply(accumulators, m_offset, mine.k.count);
       }
-      mainloop.order_arrive(consumer);
+      if constexpr (adds_parts<Policy>() || !Mainloop<Policy>::overlaps_turns) mainloop.order_arrive(consumer);
 
       // ---- Epilogue. If several CTAs share a tile along k, reduce their partials first ----------------------------
       if constexpr (Policy::schedule == Schedule::split_k) {

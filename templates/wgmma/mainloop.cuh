@@ -1,6 +1,7 @@
 // The K loop of sm_90a: a producer fills a ring of stages by TMA or cp.async; consumer warpgroups multiply them by wgmma.
 #pragma once
 
+#include <common/expression.cuh>
 #include <wgmma/cp_async_pipeline.cuh>
 
 namespace hgemm {
@@ -98,10 +99,13 @@ struct Mainloop : PipelineOf<Policy>::Type {
   static constexpr int readers = Policy::pingpong ? 1 : Policy::consumers;  // warpgroups that read one stage
   static constexpr int wgmma_k = 32 / sizeof(typename Policy::In);
   static constexpr int mma_per_k_tile = Policy::consumer_m / 64 * (Policy::tile_k / wgmma_k);  // of a warpgroup
+  // Whether a ping-pong consumer begins while the last products of the other one are in flight. The warps of the other one have not
+  // met then, so each of them reports.
+  static constexpr bool overlaps_turns = Policy::pingpong && has_expression<Policy>;
 
   struct Barriers : Pipeline::Barriers {
-    // Pingpong: the other consumer has multiplied its tile. split_k_cluster: all CTAs have read their stages; this CTA has
-    // received its partials.
+    // Pingpong: the other consumer has multiplied its tile, or issued its last products. split_k_cluster: all CTAs have read their
+    // stages; this CTA has received its partials.
     uint64_t order[2];
   };
 
@@ -112,10 +116,11 @@ struct Mainloop : PipelineOf<Policy>::Type {
       : Pipeline(shared, barriers, place), barriers(barriers) {}
 
   HGEMM_DEVICE static void init(Barriers& barriers) {
-    constexpr int arrivals = Policy::schedule == Schedule::split_k_cluster ? Policy::splits : 1;
+    constexpr int warps = overlaps_turns ? 4 : 1;
+    constexpr int arrivals = Policy::schedule == Schedule::split_k_cluster ? Policy::splits : warps;
     Pipeline::init(barriers, readers);
     atoms::mbarrier_init(&barriers.order[0], arrivals);
-    atoms::mbarrier_init(&barriers.order[1], 1);
+    atoms::mbarrier_init(&barriers.order[1], warps);
   }
 
   // ---- Consumers: warpgroups --------------------------------------------------------------------------------------
@@ -163,7 +168,8 @@ struct Mainloop : PipelineOf<Policy>::Type {
     }
   }
   HGEMM_DEVICE void order_arrive(int consumer) const {
-    if (Policy::pingpong && atoms::thread_index() % 128 == 0) atoms::mbarrier_arrive(&barriers.order[1 - consumer]);
+    constexpr int reporting = overlaps_turns ? 32 : 128;  // threads that report together
+    if (Policy::pingpong && atoms::thread_index() % reporting == 0) atoms::mbarrier_arrive(&barriers.order[1 - consumer]);
   }
 };
 
