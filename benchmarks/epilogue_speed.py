@@ -4,7 +4,7 @@
 
 Builds what is missing. Each problem has three contenders of ours: `plain` is the fastest kernel without an epilogue; `same` is the
 kernel without one that is otherwise equal to `fused`. `eager` and `compiled` are torch's. `products` are torch's products alone.
-Rounds alternate. Above 1, `fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed.
+Each round runs all contenders. Above 1, `fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed.
 `over` is the time of `fused` over that of `plain` and `copied`. `bound` is the time of `eager` over that of `products`: the speedup
 of a fused kernel whose product takes cuBLAS's time and whose epilogue takes none.
 With --tuned, `fused` and `plain` are what a library selects that `hgemm tune` measured. Nothing is built, and there is no `same`.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import statistics
 import sys
 import time
@@ -50,15 +51,16 @@ TILES: tuple[dict[str, Any], ...] = (
     {"tile": "256x112x64", "cluster": "1x2"},
     {"tile": "128x224x64", "cluster": "2x1"},
     {"tile": "128x128x64", "cooperation": "pingpong", "cluster": ["2x1", "1x2"]},
-    {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "2x1", "raster": "row"},
-    {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "1x2", "raster": "column"},
-    {"tile": "128x96x64", "cooperation": "pingpong", "cluster": "2x1"},
-    {"tile": "128x104x64", "cooperation": "pingpong", "cluster": "2x1"},
-    {"tile": "128x120x64", "cooperation": "pingpong", "cluster": "2x1"},
-    {"tile": "128x136x64", "cooperation": "pingpong", "cluster": "2x1"},
+    {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "2x1", "raster": "row,group:4"},
+    {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "1x2", "raster": "column,group:16"},
     {"tile": "128x112x64", "cooperation": "pingpong", "cluster": ["2x1", "1x2"]},
+    {"tile": "128x112x64", "cooperation": "pingpong", "cluster": "2x1", "raster": "group:4"},
+    {"tile": "128x136x64", "cooperation": "pingpong", "cluster": "2x1"},
     {"tile": "128x160x64", "cooperation": "pingpong", "cluster": ["2x1", "1x2"]},
+    {"tile": "128x160x64", "cooperation": "pingpong", "cluster": "2x1", "raster": "group:8"},
+    {"tile": "128x168x64", "cooperation": "pingpong", "cluster": "2x1"},
     {"tile": "128x176x64", "cooperation": "pingpong", "cluster": "2x1"},
+    {"tile": "128x192x64", "cooperation": "pingpong", "cluster": "2x1"},
     {"tile": "64x256x64", "cooperation": "pingpong", "cluster": "2x1"},
 )
 PARTS = ("layers", "mlp", "gallery")
@@ -77,9 +79,15 @@ TOKENS = (2048, 512, 8192, 1024, 4096)
 """In this order, as far as the time allows: torch.compile tunes each size anew, in about 12 s."""
 
 
-def takes_pairs(tile: Mapping[str, Any]) -> bool:
-    """Return whether gated pairs are possible: without swap_ab, with tiles of a multiple of 16 columns."""
-    return "swap_ab" not in tile and int(tile["tile"].split("x")[1]) % 16 == 0
+def takes(tile: Mapping[str, Any], text: str) -> bool:
+    """Return whether a tile takes an expression.
+
+    A gated pair requires a width that is a multiple of 16, and no swap_ab. A residual does not fit beside 192 columns of accumulators.
+    """
+    columns = int(tile["tile"].split("x")[1])
+    if text == SWIGLU:
+        return "swap_ab" not in tile and columns % 16 == 0
+    return "residual" not in text or columns != 192
 
 
 def build(library: str, jobs: int | None) -> dict[str, list[Any]]:
@@ -88,7 +96,7 @@ def build(library: str, jobs: int | None) -> dict[str, list[Any]]:
     texts = ["none", LINEAR, *(text for launches in MLPS.values() for _, _, text in launches)]
     found = {}
     for text in texts:
-        specs = [{**common, **tile} for tile in TILES if text != SWIGLU or takes_pairs(tile)]
+        specs = [{**common, **tile} for tile in TILES if takes(tile, text)]
         found[text] = hgemm.generate(specs, epilogue=text, library=library, jobs=jobs)
     for name in GALLERY:
         function = getattr(epilogues, name)
@@ -154,7 +162,7 @@ def timed(
     load_s: float = 1.0,
     graph_ms: float = GRAPH_MS,
 ) -> dict[str, list[float]]:
-    """Return the times of each contender by round. Every second round has the opposite order."""
+    """Return the times of each contender by round. The order of each round is random."""
     launches = max(1, round(graph_ms * 1e3 / guess_us / sets)) * sets
     graphs = {name: captured(run, sets, launches) for name, run in runs.items()}
     end = time.monotonic() + load_s
@@ -162,7 +170,7 @@ def timed(
         replay_ms(next(iter(graphs.values())))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for at in range(rounds):
-        for name in [*runs][:: 1 if at % 2 else -1]:
+        for name in random.Random(at).sample([*runs], len(runs)):
             times[name].append(replay_ms(graphs[name]) / launches * 1e3)
     return times
 
