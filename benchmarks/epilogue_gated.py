@@ -6,7 +6,7 @@
 `build` compiles CUTLASS's kernel, and needs nvcc and a checkout of CUTLASS 4.3 or later, with its examples. `run` needs a GPU.
 The library has kernels of `silu(gate) * up`: `python -m benchmarks.epilogue_speed --build-only` builds them. QuACK is a package:
 pip install quack-kernels. Without it, its column is left out.
-Each side runs the fastest of its kernels, by times that are not published. Rounds alternate. Above 1, ours is faster. CUTLASS's
+Each side runs the fastest of its kernels, by times that are not published. Above 1, ours is faster. CUTLASS's
 kernels have the tiles of its example and the other usual ones. QuACK's are those that its autotuner tries, with a cluster of two
 rows of tiles. Units: microseconds.
 """

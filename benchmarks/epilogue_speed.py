@@ -4,9 +4,9 @@
 
 Builds what is missing. Each problem has three contenders of ours: `plain` is the fastest kernel without an epilogue; `same` is the
 kernel without one that is otherwise equal to `fused`. `eager` and `compiled` are torch's. `products` are torch's products alone.
-Each round runs all contenders. Above 1, `fused` is faster. `copied` is the time of the matrices that only the epilogue reads, at copy speed.
-`over` is the time of `fused` over that of `plain` and `copied`. `bound` is the time of `eager` over that of `products`: the speedup
-of a fused kernel whose product takes cuBLAS's time and whose epilogue takes none.
+Each round runs all contenders. Above 1, `fused` is faster. `copied` is the time at copy speed of the matrices that only the
+epilogue reads. `over` is the time of `fused` over that of `plain` and `copied`. `bound` is the time of `eager` over that of
+`products`: the speedup of a fused kernel whose product takes cuBLAS's time and whose epilogue takes none.
 With --tuned, `fused` and `plain` are what a library selects that `hgemm tune` measured. Nothing is built, and there is no `same`.
 A whole MLP is two of our launches: the hidden layer, and the product back with the MLP's input as residual.
 A gallery has each function of examples/epilogues.py on one product, beside the plain kernel of the same tile.
@@ -82,7 +82,8 @@ TOKENS = (2048, 512, 8192, 1024, 4096)
 def takes(tile: Mapping[str, Any], text: str) -> bool:
     """Return whether a tile takes an expression.
 
-    A gated pair requires a width that is a multiple of 16, and no swap_ab. A residual does not fit beside 192 columns of accumulators.
+    A gated pair requires a width that is a multiple of 16, and no swap_ab. A residual does not fit beside 192 columns of
+    accumulators.
     """
     columns = int(tile["tile"].split("x")[1])
     if text == SWIGLU:
