@@ -601,22 +601,25 @@ Source: the registers %smid of CTAs on an H100 and an H200. Six of their GPCs ha
 """
 GPC_SMS = len(GPCS[1])
 STRIPS = (1, 2, 3, 4, 8, 16)
+MOST_WAVES = 2
+"""With more waves, the order gains little over the default group. Source: docs/performance-notes.md."""
 
 
 def default_raster(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
-    """Return the order of tiles of a launch: the best one if all tiles run at the same time, else the default group."""
+    """Return the order of tiles of a launch: the best one in one or two waves, else the default group."""
     if options.splits > 1 or not has_gpcs(row, query, target):
         return default_group(row, target)
-    return orders_of_one_wave(row, query)[0]
+    return orders_of_waves(row, query)[0]
 
 
-def orders_of_one_wave(row: Row, query: SelectionQuery) -> tuple[int, ...]:
-    """Return different orders of tiles that all run at the same time, the best first, if `has_gpcs`."""
-    return _orders_by_reads(*_grid(row, query), *_private(row))
+def orders_of_waves(row: Row, query: SelectionQuery) -> tuple[int, ...]:
+    """Return different orders of tiles, the best first, if `has_gpcs`."""
+    extents = row.tile_m * row.cluster_m, row.tile_n * row.cluster_n
+    return _orders_by_reads(*_grid(row, query), *extents, *_private(row), row.cluster_ctas)
 
 
 def has_gpcs(row: Row, query: SelectionQuery, target: Target) -> bool:
-    """Return whether all tiles run at the same time, on known GPCs, and their order decides what the GPCs read."""
+    """Return whether the tiles run in one or two waves, on known GPCs, and their order decides what the GPCs read."""
     down, across = _grid(row, query)
     return (
         row.tensor_maps > 0
@@ -624,8 +627,8 @@ def has_gpcs(row: Row, query: SelectionQuery, target: Target) -> bool:
         and target.sms == GPC_SMS
         and 2 * row.smem_bytes > target.smem_bytes_per_cta
         and row.cluster_ctas == row.cluster_m * row.cluster_n
-        and down * across <= len(GPCS.get(row.cluster_ctas, ""))
-        and any(_private(row)[:2])
+        and down * across <= MOST_WAVES * len(GPCS.get(row.cluster_ctas, ""))
+        and any(_private(row))
     )
 
 
@@ -634,26 +637,31 @@ def _grid(row: Row, query: SelectionQuery) -> tuple[int, int]:
     return _ceil_div(query.m, row.tile_m * row.cluster_m), _ceil_div(query.n, row.tile_n * row.cluster_n)
 
 
-def _private(row: Row) -> tuple[int, int, int]:
-    """Return the extents of a cluster's part of A and of B that no multicast loads, 0 for one that a multicast loads; its CTAs."""
-    of_a = row.tile_m * row.cluster_m if row.cluster_n == 1 else 0
-    of_b = row.tile_n * row.cluster_n if row.cluster_m == 1 else 0
-    return of_a, of_b, row.cluster_ctas
+def _private(row: Row) -> tuple[bool, bool]:
+    """Return whether no multicast loads A, and B."""
+    return row.cluster_n == 1, row.cluster_m == 1
 
 
 @lru_cache(maxsize=1024)
-def _orders_by_reads(down: int, across: int, of_a: int, of_b: int, ctas: int) -> tuple[int, ...]:
-    """Return the orders of a grid of (down, across) clusters by what the GPCs read from L2, the least first.
+def _orders_by_reads(
+    down: int, across: int, of_a: int, of_b: int, private_a: bool, private_b: bool, ctas: int
+) -> tuple[int, ...]:
+    """Return the orders of a grid of (down, across) clusters by what is read, the least first.
 
-    A GPC reads a part of A or B once for all of its CTAs, unless a multicast loads it (docs/performance-notes.md).
+    `of_a` and `of_b` are the extents of a cluster's part of A and B. A part counts once for each wave. If it is private, which
+    means that no multicast loads it, it also counts once for each GPC.
     """
-    gpcs = GPCS[ctas][: down * across]
+    gpcs = GPCS[ctas]
     rasters = [sign * width for width in STRIPS for sign in (1, -1)]
-    orders = {raster: [place_in_order(at, raster, down, across) for at in range(down * across)] for raster in rasters}
+    orders = {raster: tiles_in_order(raster, down, across) for raster in rasters}
 
     def reads(raster: int) -> int:
-        rows, columns = zip(*orders[raster])
-        return of_a * len({*zip(gpcs, rows)}) + of_b * len({*zip(gpcs, columns)})
+        total = 0
+        for first in range(0, down * across, len(gpcs)):
+            rows, columns = zip(*orders[raster][first : first + len(gpcs)])
+            total += (len({*zip(gpcs, rows)}) if private_a else 0) * of_a + len({*rows}) * of_a
+            total += (len({*zip(gpcs, columns)}) if private_b else 0) * of_b + len({*columns}) * of_b
+        return total
 
     found: list[int] = []
     for raster in sorted(rasters, key=reads):
@@ -662,15 +670,12 @@ def _orders_by_reads(down: int, across: int, of_a: int, of_b: int, ctas: int) ->
     return tuple(found)
 
 
-def place_in_order(at: int, raster: int, down: int, across: int) -> tuple[int, int]:
-    """Return the row and column of cluster `at`. Scheduler::locate in templates/common/scheduler.cuh has the same order."""
+def tiles_in_order(raster: int, down: int, across: int) -> list[tuple[int, int]]:
+    """Return the row and column of each cluster. Scheduler::locate in templates/common/scheduler.cuh has the same order."""
     if raster < 0:
-        j, i = place_in_order(at, -raster, across, down)
-        return i, j
-    strip = min(raster, down)
-    first = at // (strip * across) * strip
-    here = min(strip, down - first)
-    return first + (at - first * across) % here, (at - first * across) // here
+        return [(i, j) for j, i in tiles_in_order(-raster, across, down)]
+    strips = [range(first, min(first + raster, down)) for first in range(0, down, raster)]
+    return [(i, j) for strip in strips for j in range(across) for i in strip]
 
 
 def default_group(row: Row, target: Target) -> int:

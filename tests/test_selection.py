@@ -38,8 +38,8 @@ from hgemm.dispatch_table import (
     estimate_clocks,
     has_gpcs,
     kind_of,
-    orders_of_one_wave,
-    place_in_order,
+    orders_of_waves,
+    tiles_in_order,
 )
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError, RequestError, UnsupportedError
@@ -417,7 +417,7 @@ def test_the_chosen_one_is_ranked_first(tmp_path: Path, served: list[str]) -> No
 
 @given(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 2, 3, 8, -1, -2, -5, -16]))
 def test_an_order_has_each_tile_once_strip_by_strip(down: int, across: int, raster: int) -> None:
-    places = [place_in_order(at, raster, down, across) for at in range(down * across)]
+    places = tiles_in_order(raster, down, across)
     strips = [place[0 if raster > 0 else 1] // abs(raster) for place in places]
     assert len(set(places)) == down * across and strips == sorted(strips)
 
@@ -434,15 +434,22 @@ def test_tiles_of_one_wave_are_ordered_so_that_gpcs_share_what_no_multicast_load
     def reads(raster: int) -> int:
         """Different rows or columns, of all GPCs."""
         return len(
-            {
-                (gpc, place_in_order(at, raster, down, across)[shared])
-                for at, gpc in enumerate(GPCS[row.cluster_ctas][:28])
-            }
+            {(gpc, place[shared]) for gpc, place in zip(GPCS[row.cluster_ctas], tiles_in_order(raster, down, across))}
         )
 
-    orders = orders_of_one_wave(row, query)
+    orders = orders_of_waves(row, query)
     assert default_options(row, query, target).raster_tiles == orders[0]
     assert [reads(one) for one in orders] == sorted(map(reads, orders)) and reads(orders[0]) < reads(orders[-1])
+
+
+def test_in_a_second_wave_what_all_gpcs_read_counts_too() -> None:
+    """Rows of 14 tiles in columns would be best for the GPCs. A wave of 66 pairs is squarer."""
+    row, target = row_at_launch("2x1"), Target.typical("sm_90")
+    query = SelectionQuery.dense(Kind(), (256 * 11, 128 * 12, 4096, 1), 0)
+    order = tiles_in_order(default_options(row, query, target).raster_tiles, 11, 12)
+    rows, columns = zip(*order[:66])
+    assert len({*rows}) * 256 + len({*columns}) * 128 < 256 * 11 + 128 * 12
+    assert not has_gpcs(row, dataclasses.replace(query, n=128 * 13), target)
 
 
 def test_the_order_of_tiles_hardly_matters_if_multicasts_load_both_operands() -> None:

@@ -13,7 +13,7 @@ from hgemm.dispatch_table import (
     default_options,
     has_gpcs,
     launch_clocks,
-    orders_of_one_wave,
+    orders_of_waves,
     sms_used,
 )
 from hgemm.launch_traits import LaunchTraits
@@ -23,7 +23,7 @@ from hgemm.selection_query import SelectionQuery, Target
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 ORDERS_TRIED = 3
-"""Orders of tiles that run at the same time, with the default one."""
+"""Orders of one or two waves of tiles, with the default one."""
 
 
 def contender_name(traits: LaunchTraits, options: LaunchOptions | None) -> str:
@@ -63,14 +63,14 @@ def options_to_try(
 def rasters_to_try(row: Row, work: Work, target: Target, options: LaunchOptions) -> list[LaunchOptions]:
     """Return the options with other orders of tiles: groups of half and twice as many rows, and panels of as many columns.
 
-    If all tiles run at the same time, they are the best orders by what the GPCs read. There are none if that is unknown.
+    In one or two waves, they are the best orders by what the GPCs read. In one wave there are none if that is unknown.
     """
     query, group = query_of(work), abs(options.raster_tiles)
     if not row.decides_raster:
         return []
     tried: Sequence[int] = (group, -group, *(other for other in (2 * group, group // 2) if other in GROUPS))
     if options.splits == 1 and has_gpcs(row, query, target):
-        tried = orders_of_one_wave(row, query)[:ORDERS_TRIED]
+        tried = orders_of_waves(row, query)[:ORDERS_TRIED]
     elif row.tiles(work.m, work.n) * work.batch <= sms_used(row, target) * row.tiles_per_sm:
         return []
     return [replace(options, raster_tiles=one) for one in tried if one != options.raster_tiles]

@@ -687,7 +687,7 @@ static int32_t best_group(hgemm_target const *target, uint32_t index) {
 }
 
 /* The GPC of each cluster of a launch, as a digit: GPCS of dispatch_table.py. Clusters of one CTA are pairs of the same GPC. */
-enum { GPC_COUNT = 8, GPC_SMS = 132, STRIPS_COUNT = 6 };
+enum { GPC_COUNT = 8, GPC_SMS = 132, STRIPS_COUNT = 6, MOST_WAVES = 2 };
 static char const GPCS_OF_PAIRS[] = "6705" "01234567" "01234567" "01234567" "01234567" "0124567" "0124567" "0124567" "0124567" "24";
 static char const GPCS_OF_FOURS[] = "01234567" "01234567" "0124567" "0124567";
 static uint32_t const STRIPS[STRIPS_COUNT] = {1, 2, 3, 4, 8, 16};
@@ -696,44 +696,49 @@ static uint32_t gpc_of(uint32_t ctas, uint32_t cluster) {
   return (uint32_t)((ctas == 4 ? GPCS_OF_FOURS[cluster] : GPCS_OF_PAIRS[ctas == 1 ? cluster / 2 : cluster]) - '0');
 }
 
-/* Returns what the GPCs read from L2 if clusters follow one another in strips of (width, along). Within a strip, `across` changes
- * fastest. A GPC reads a part once; of_across and of_along are the extents of parts. */
-static uint32_t reads_of(uint32_t ctas, uint32_t width, uint32_t across, uint32_t along, uint32_t of_across, uint32_t of_along) {
-  uint8_t has[2][GPC_COUNT][GPC_SMS];
+/* One side of a grid of clusters: its extent in clusters, the extent of a cluster's part of A or B, and whether no multicast loads it. */
+typedef struct {
+  uint32_t clusters, of_part, is_private;
+} Side;
+
+/* Returns what is read if clusters follow one another in strips of (width, along). Within a strip, `across` changes fastest. A part
+ * counts once for each wave of `places` clusters, and a private one also once for each GPC. */
+static uint32_t reads_of(uint32_t ctas, uint32_t places, uint32_t width, Side across, Side along) {
+  uint8_t seen[2][GPC_COUNT + 1][MOST_WAVES * GPC_SMS]; /* (side, GPC or all of them, part) */
   uint32_t cluster = 0, reads = 0;
-  memset(has, 0, sizeof has);
-  for (uint32_t first = 0; first < across; first += width) {
-    uint32_t const end = width < across - first ? first + width : across;
-    for (uint32_t j = 0; j < along; ++j) {
+  for (uint32_t first = 0; first < across.clusters; first += width) {
+    uint32_t const end = width < across.clusters - first ? first + width : across.clusters;
+    for (uint32_t j = 0; j < along.clusters; ++j) {
       for (uint32_t i = first; i < end; ++i, ++cluster) {
-        uint32_t const gpc = gpc_of(ctas, cluster);
-        reads += (has[0][gpc][i] ? 0 : of_across) + (has[1][gpc][j] ? 0 : of_along);
-        has[0][gpc][i] = has[1][gpc][j] = 1;
+        uint32_t const gpc = gpc_of(ctas, cluster % places);
+        if (cluster % places == 0) memset(seen, 0, sizeof seen);
+        reads += (!seen[0][GPC_COUNT][i] + (across.is_private && !seen[0][gpc][i])) * across.of_part +
+                 (!seen[1][GPC_COUNT][j] + (along.is_private && !seen[1][gpc][j])) * along.of_part;
+        seen[0][GPC_COUNT][i] = seen[0][gpc][i] = seen[1][GPC_COUNT][j] = seen[1][gpc][j] = 1;
       }
     }
   }
   return reads;
 }
 
-/* Returns the order of a launch's tiles. If all run at the same time, it is the one for which the GPCs read the least from L2.
- * default_raster() of the Python package returns the same one. */
+/* Returns the order of a launch's tiles: in one or two waves, the one for which the least is read. default_raster() of the Python
+ * package returns the same one. */
 static int32_t best_raster(hgemm_target const *target, hgemm_query const *q, hgemm_selected const *found) {
   hgemm_row const *const row = &hgemm_rows[found->row];
-  uint32_t const down = ceil_div((uint32_t)q->m, row->tile_m * row->cluster_m);
-  uint32_t const across = ceil_div((uint32_t)q->n, row->tile_n * row->cluster_n);
-  uint32_t const of_a = row->cluster_n == 1 ? row->tile_m * row->cluster_m : 0;
-  uint32_t const of_b = row->cluster_m == 1 ? row->tile_n * row->cluster_n : 0;
-  uint32_t const ctas = row->cluster_ctas;
+  uint32_t const of_a = row->tile_m * row->cluster_m, of_b = row->tile_n * row->cluster_n, ctas = row->cluster_ctas;
+  Side const down = {ceil_div((uint32_t)q->m, of_a), of_a, row->cluster_n == 1};
+  Side const across = {ceil_div((uint32_t)q->n, of_b), of_b, row->cluster_m == 1};
   uint32_t const places = ctas == 4 ? sizeof GPCS_OF_FOURS - 1 : ctas <= 2 ? (sizeof GPCS_OF_PAIRS - 1) * (3 - ctas) : 0;
   uint32_t least = UINT32_MAX;
   int32_t best = 1;
   if (q->batch > 1 || found->splits > 1 || !row->tensor_maps || target->sms != GPC_SMS ||
-      2 * row->smem_bytes <= target->smem_bytes || ctas != row->cluster_m * row->cluster_n || (uint64_t)down * across > places || of_a + of_b == 0) {
+      2 * row->smem_bytes <= target->smem_bytes || ctas != row->cluster_m * row->cluster_n ||
+      (uint64_t)down.clusters * across.clusters > MOST_WAVES * places || !(down.is_private || across.is_private)) {
     return best_group(target, found->row);
   }
   for (uint32_t i = 0; i < STRIPS_COUNT; ++i) {
-    uint32_t const groups = reads_of(ctas, STRIPS[i], down, across, of_a, of_b);
-    uint32_t const panels = reads_of(ctas, STRIPS[i], across, down, of_b, of_a);
+    uint32_t const groups = reads_of(ctas, places, STRIPS[i], down, across);
+    uint32_t const panels = reads_of(ctas, places, STRIPS[i], across, down);
     if (groups < least) least = groups, best = (int32_t)STRIPS[i];
     if (panels < least) least = panels, best = -(int32_t)STRIPS[i];
   }
