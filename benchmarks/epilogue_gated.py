@@ -5,7 +5,7 @@
 
 `build` compiles CUTLASS's kernel, and needs nvcc and a checkout of CUTLASS 4.3 or later, with its examples. `run` needs a GPU.
 The library has kernels of `silu(gate) * up`: `python -m benchmarks.epilogue_speed --build-only` builds them. QuACK is a package:
-pip install quack-kernels. Without it, its column is left out.
+pip install quack-kernels==0.2.10. Without it, its column is left out.
 Each side runs the fastest of its kernels, by times that are not published. Above 1, ours is faster. CUTLASS's
 kernels have the tiles of its example and the other usual ones. QuACK's are those that its autotuner tries, with a cluster of two
 rows of tiles. Units: microseconds.
@@ -42,6 +42,8 @@ CUTLASS = (
     *("cooperative_128x256_1x2", "cooperative_128x256_2x1", "cooperative_256x128_1x2", "cooperative_256x128_2x1"),
 )
 """Functions of baselines/cutlass_gated.cu: schedule, tile and cluster. In CUTLASS's terms, rows are of the weights."""
+TRIED = 4
+"""Our kernels that take part in the last trial, beside all of the others."""
 SOURCE = Path(__file__).resolve().parent / "baselines" / "cutlass_gated.cu"
 
 Run = Callable[[int], object]
@@ -94,18 +96,19 @@ def quack_runs(layer: Layer) -> dict[str, Run]:
     """Return a launch of each configuration of QuACK."""
     import torch
     from quack.gemm_config import GemmConfig
-    from quack.gemm_interface import gemm_act
+    from quack.gemm_interface import gemm_gated_tuned
 
     # The weights alternate by single rows.
     weights = [torch.stack(pair, 1).reshape(2 * len(pair[0]), -1) for pair in layer.pairs]
 
     def run_of(config: object) -> Run:
-        options = {"activation": "swiglu", "store_preact": False, "tuned": False, "config": config}
-        return lambda at: gemm_act(layer.x[at], weights[at].t(), postact_out=layer.d[at], **options)
+        options = {"activation": "swiglu", "config": config}
+        return lambda at: gemm_gated_tuned.fn(layer.x[at], weights[at].t(), None, layer.d[at], **options)
 
-    fixed = {"cluster_m": 2, "cluster_n": 1, "is_dynamic_persistent": False}
     return {
-        f"{m}x{n}{' pingpong' if pingpong else ''}": run_of(GemmConfig(tile_m=m, tile_n=n, pingpong=pingpong, **fixed))
+        f"{m}x{n}{' pingpong' if pingpong else ''}": run_of(
+            GemmConfig(tile_m=m, tile_n=n, pingpong=pingpong, cluster_m=2, cluster_n=1)
+        )
         for m, n, pingpong in CONFIGS
     }
 
@@ -130,19 +133,20 @@ def correct(layer: Layer, runs: Mapping[str, Run], refused: dict[str, str]) -> d
 
 def time_layer(kernels: list[hgemm.Kernel], m: int, cutlass: ctypes.CDLL | None) -> dict[str, Any]:
     """Return the medians and the ratios for one number of tokens."""
-    layer, refused = Layer(SWIGLU, m, *LAYERS["gate_up"]), {}
-    [ours] = fastest(layer, kernels, True)
-    row: dict[str, Any] = {"m": m, "n": layer.n, "k": layer.k, "kernels": {"ours": ours.symbol}, "refused": refused}
-    runs = {"ours": layer.ours(ours, True)}
+    layer = Layer(SWIGLU, m, *LAYERS["gate_up"])
+    refused: dict[str, str] = {}
     offered = {
+        "ours": {one.symbol: layer.ours(one, True) for one in fastest(layer, kernels, True, TRIED)},
         "cutlass": cutlass_runs(layer, cutlass) if cutlass else {},
         "quack": quack_runs(layer) if importlib.util.find_spec("quack") else {},
     }
-    for other, candidates in offered.items():
-        if right := correct(layer, candidates, refused):
-            screened = timed(right, layer.sets, layer.guess_us, 3, 0.1)
-            best = min(right, key=lambda name: statistics.median(screened[name]))
-            row["kernels"][other], runs[other] = best, right[best]
+    right = {side: correct(layer, candidates, refused) for side, candidates in offered.items()}
+    tried = timed(
+        {name: run for one in right.values() for name, run in one.items()}, layer.sets, layer.guess_us, 9, 0.3
+    )
+    best = {side: min(one, key=lambda name: statistics.median(tried[name])) for side, one in right.items() if one}
+    runs = {side: right[side][name] for side, name in best.items()}
+    row: dict[str, Any] = {"m": m, "n": layer.n, "k": layer.k, "kernels": best, "refused": refused}
     times = timed(runs, layer.sets, layer.guess_us, ROUNDS)
     row["us"] = {name: round(statistics.median(found), 2) for name, found in times.items()}
     row["ratios"] = {}
