@@ -38,6 +38,7 @@ from hgemm.dispatch_table import (
     ROUND_WAITS,
     STRADDLING_PART,
     Row,
+    partial_eighths,
     row_of,
     sms_used,
     tiles_per_sm,
@@ -200,6 +201,8 @@ class Launches:
 
     Fields: a launch has `items` CTAs on the busiest SM (`busiest`), in so many `rounds`; `split` counts those that store partial
         accumulators. `k_tiles` and `round_k_tiles` are those of the busiest SM.
+    `added` are the parts that a launch adds. In data files with `shared_parts`, measured since 2026-11-26 16:05, all CTAs of a tile
+    add them, so the fourth and further ones cost less.
     `dram_mib` is longer by as much as the GPU's DRAM is slower than DRAM_GBYTES_PER_S.
     Units: MiB of traffic; k-tiles; microseconds.
     """
@@ -220,7 +223,7 @@ class Launches:
     mib: np.ndarray
     dram_mib: np.ndarray
     straddling: np.ndarray
-    splits: np.ndarray
+    added: np.ndarray
     m: np.ndarray
 
     def __getitem__(self, chosen: np.ndarray) -> Launches:
@@ -251,6 +254,8 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
             rounds = [-(-count // resident) for count in busiest]
             operands, results = (m + n) * k * batch // 1024, m * n * batch // 1024
             mib = (operands * row.operand_bytes + results * row.result_bytes) / 1024
+            ctas = sum(items for items, _ in parts)
+            added = partial_eighths(row, splits, ctas, sms * resident) / 8 if document.get("shared_parts") else splits
             found.append(
                 (
                     *(place, at, time_ns / 1e3),
@@ -258,8 +263,8 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
                     sum(count * k_tiles for count, (_, k_tiles) in zip(rounds, parts, strict=True)),
                     *(sum(busiest), sum(rounds), busiest[1] * shared, rounds[1] * shared),
                     sum(items * k_tiles for items, k_tiles in parts),
-                    *(sum(items for items, _ in parts), parts[1][0] * shared, sms),
-                    *(mib, mib * slower, straddling / 2, splits * shared, m),
+                    *(ctas, parts[1][0] * shared, sms),
+                    *(mib, mib * slower, straddling / 2, added * shared, m),
                 )
             )
     columns = np.array(found, float).T
@@ -299,7 +304,7 @@ def clocks(
     again = np.maximum(again, 0) * (1 + operands / STRADDLING_PART)
     memory = of("dram_start_clocks", "dram_start") + one.dram_mib * of("dram_mib_clocks", "dram") + again
     longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
-    added = (one.splits > 0) * of("split_clocks", "split") + one.splits * partial
+    added = (one.added > 0) * of("split_clocks", "split") + one.added * partial
     added = added * (1 + ROUND_WAITS * np.maximum(one.split - 1, 0))
     overlap = OVERLAP_EIGHTHS / 8 if is_calibrated else 1 / 2
     return of("launch_clocks", "launch") + added + longer + overlap * np.maximum(shorter - longer / 4, 0)

@@ -50,10 +50,10 @@ class Row:
 
     Units: elements for tiles and alignments; bytes of one element for `operand_bytes` (A and B) and `result_bytes` (D).
     Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `serial_parts` is 1 if tiles that are not
-        split add k in the parts of those that are. `max_ctas` is the largest grid of stream-K,
-        0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. An expression with
-        `reductions` of rows stores in the workspace a float for each row and each `panel_columns` of B, and one with
-        `column_reductions` a float for each column of D and each PANEL_ROWS. `parts` are 2 for a gated pair. See Clocks for
+        split add k in the parts of those that are. `persistent` CTAs take tiles until none is left. `max_ctas` is the largest grid
+        of stream-K, 0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. An
+        expression with `reductions` of rows stores in the workspace a float for each row and each `panel_columns` of B, and one
+        with `column_reductions` a float for each column of D and each PANEL_ROWS. `parts` are 2 for a gated pair. See Clocks for
         `tiles_per_sm` to `calibration`. `order` is the accumulation order of launches that do not split k, as a number, 0 if it is
         unknown or depends on the grid. `cublas_order` is 1 if it is that of cuBLASLt's unsplit kernels.
     """
@@ -76,6 +76,7 @@ class Row:
     decides_splits: int
     decides_raster: int
     serial_parts: int
+    persistent: int
     partial_bytes: int
     max_ctas: int
     panel_columns: int
@@ -301,6 +302,7 @@ def row_of(
         decides_splits=int(traits.decides_splits),
         decides_raster=int(traits.decides_raster),
         serial_parts=int(traits.serial_parts),
+        persistent=int(traits.persistent),
         partial_bytes=traits.partial_bytes,
         max_ctas=traits.max_ctas,
         panel_columns=traits.panel_columns,
@@ -502,6 +504,18 @@ ROUND_WAITS = 3
 the partial sums of its tile are added. Source: 846 launches of 2 to 6 rounds in benchmarks/data/space_splits_h100.json."""
 
 
+ADDED_BY_ONE = 3
+"""Parts that the last CTA of a tile adds alone. If there are more, and one round of the SMs, all CTAs add them, and each further
+part costs an eighth. Source: split_shares_h100.json and split_orders_h100.json in benchmarks/data."""
+
+
+def partial_eighths(row: Row, splits: int, ctas: int, places: int) -> int:
+    """Return how many parts a launch stores and adds, in eighths. `places` CTAs run at the same time."""
+    if row.persistent and splits > ADDED_BY_ONE and ctas <= places:
+        return 7 * ADDED_BY_ONE + splits
+    return 8 * splits
+
+
 SERIAL_PART_CLOCKS = 400
 """The time of each further part of k that a CTA adds itself. Without it, huge products would add parts for the sake of their last
 tiles. Source: medians of 15 kernels on drawn problems, H100 and H200: 40 to 1,260."""
@@ -548,7 +562,8 @@ def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: Laun
         if row.tensor_maps:
             sm = sm * row.wave_factors[bisect_left(WAVE_BOUNDS, -(-100 * ctas // sms))] // ONE
     waits = 1 + ROUND_WAITS * (busiest - 1)  # `busiest` counts the split items
-    added = (row.split_clocks + options.splits * row.partial_clocks) * shared * waits
+    partial = partial_eighths(row, options.splits, ctas, sms * resident) * row.partial_clocks // 8
+    added = (row.split_clocks + partial) * shared * waits
     return min(row.launch_clocks + added + _overlapped(row, max(sm, memory), min(sm, memory)), LIMIT)
 
 

@@ -39,6 +39,7 @@ from hgemm.dispatch_table import (
     has_gpcs,
     kind_of,
     orders_of_waves,
+    partial_eighths,
     tiles_in_order,
 )
 from hgemm.dtypes import OUTPUTS
@@ -320,6 +321,15 @@ def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -
     found = choose(SelectionQuery(Kind(), 256, 512, 2**16), table=table)
     assert found.symbol == split["symbol"] and found.workspace_bytes == 0
     assert choose(SelectionQuery(Kind(), 8192, 8192, 8192), table=table).symbol != split["symbol"]
+
+
+def test_a_part_costs_less_if_all_ctas_of_a_tile_add_it() -> None:
+    """All of them add the parts, if there are four or more and all CTAs of a persistent kernel run at the same time."""
+    by_all = dataclasses.replace(row_at_launch("1x1"), decides_splits=1, persistent=1)
+    by_one = dataclasses.replace(by_all, persistent=0)
+    added = [[partial_eighths(row, splits, 4 * splits, 32) for splits in (2, 3, 4, 8, 9)] for row in (by_all, by_one)]
+    assert added[1] == [16, 24, 32, 64, 72]
+    assert added[0] == [16, 24, 25, 29, 72]  # 9 parts of 4 tiles are more than 32 CTAs
 
 
 # ---- Measurements ---------------------------------------------------------------------------------------------------

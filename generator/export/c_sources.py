@@ -302,7 +302,8 @@ _BOUNDS = {
     **dict.fromkeys(("cluster_m", "cluster_n", "cluster_ctas"), (1, MAX_CLUSTER_CTAS)),
     **dict.fromkeys(("align_a", "align_b", "align_d", "operand_bytes", "result_bytes"), (1, 8)),
     **dict.fromkeys(
-        ("beta", "exact_tiles_only", "tensor_maps", "decides_splits", "decides_raster", "serial_parts"), (0, 1)
+        ("beta", "exact_tiles_only", "tensor_maps", "decides_splits", "decides_raster", "serial_parts", "persistent"),
+        (0, 1),
     ),
     "splits": (1, MAX_SPLITS),
     "smem_bytes": (0, MAX_SMEM_BYTES),
@@ -340,7 +341,6 @@ def _row(row: Row, traits: LaunchTraits, images: Images) -> str:
         f'"{row.symbol}"',
         *map(str, numbers),
         str(traits.threads),
-        str(int(traits.persistent)),
         str(int(traits.programmatic)),
         "{" + ", ".join(_map_rule(rules.get(name)) for name in OPERANDS) + "}",
         _code(images.cubins[row.symbol]),

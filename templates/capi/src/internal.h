@@ -24,6 +24,7 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t align_a, align_b, align_d, beta, exact_tiles_only, tensor_maps;
   uint32_t decides_splits, decides_raster; /* 1 if each launch decides them */
   uint32_t serial_parts;                   /* 1 if tiles that are not split add k in the parts of those that are */
+  uint32_t persistent;                     /* 1 if CTAs take tiles until none is left */
   uint32_t partial_bytes;                  /* partial accumulators of a tile in a workspace; 0 if no launch needs one */
   uint32_t max_ctas;                       /* largest grid of stream-K; 0 for kernels that have none */
   uint32_t panel_columns, reductions;      /* a workspace has a float for each reduction, row and panel of so many columns of B */
@@ -37,7 +38,7 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t order;        /* accumulation order of launches that do not split k; 0 if it is unknown or depends on the grid */
   uint32_t cublas_order; /* 1 if it is that of cuBLASLt's unsplit kernels */
   /* The launch. */
-  uint32_t threads, persistent;
+  uint32_t threads;
   uint32_t programmatic;  /* 1: programmatic dependent launch; the kernel itself waits for the previous grid */
   hgemm_map_rule maps[3]; /* A, B, D */
   hgemm_image cubin, ptx;

@@ -312,7 +312,14 @@ static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t c
   return fraction(busiest, hgemm_wave_factors[target->wave_class[index] * (HGEMM_WAVE_BOUND_COUNT + 1) + bin], HGEMM_WAVE_ONE);
 }
 
-enum { ROUND_WAITS = 3, SERIAL_PART_CLOCKS = 400 }; /* dispatch_table.py says why */
+enum { ROUND_WAITS = 3, ADDED_BY_ONE = 3, SERIAL_PART_CLOCKS = 400 }; /* dispatch_table.py says why */
+
+/* Returns how many parts a launch of so many CTAs stores and adds, in eighths. */
+static uint64_t partial_eighths(hgemm_target const *target, uint32_t index, uint32_t splits, uint64_t ctas) {
+  int const by_all = hgemm_rows[index].persistent && splits > ADDED_BY_ONE &&
+                     ctas <= (uint64_t)target->sms_used[index] * target->tiles_per_sm[index];
+  return by_all ? 7 * ADDED_BY_ONE + splits : (uint64_t)8 * splits;
+}
 
 /* Returns the estimate. If it cannot be below the limit, returns any number that is not. */
 static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
@@ -328,7 +335,8 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   uint64_t const busy = whole.busy + split.busy, single = whole.single + split.single;
   uint64_t const sm = sm_clocks(target, index, (uint64_t)options.whole_tiles + rest, min64(busy > single ? busy : single, COST_LIMIT),
                                 more, whole.loads + split.loads, whole.stores + split.stores);
-  uint64_t const added = row->split_clocks + (uint64_t)options.splits * row->partial_clocks;
+  uint64_t const parts = partial_eighths(target, index, options.splits, (uint64_t)options.whole_tiles + rest);
+  uint64_t const added = row->split_clocks + parts * row->partial_clocks / 8;
   uint64_t const rounds = ceil_div(rest, target->sms_used[index]);
   uint64_t const start = row->launch_clocks + (shared ? added * (1 + ROUND_WAITS * (rounds - 1)) : 0);
   uint64_t kib, memory, longer, shorter, below, all;
