@@ -39,6 +39,9 @@ Source: spills of ptxas 13.0.88 for 128x144 to 128x192 with ping-pong, and for 2
 """
 NARROWEST_BYTES = 32
 
+NARROW_LAST_COLUMNS = 32
+"""Most columns of a subtile if a tile's last one is narrower, with swapped operands. Wider ones take the memory of a stage."""
+
 
 @dataclass(frozen=True)
 class TensorMap:
@@ -105,14 +108,16 @@ class LoadBoxes:
 class StoreBoxes:
     """D as consumers stage it, one subtile of 64 rows after another.
 
-    Shapes: a subtile is (64, subtile_columns), in boxes of (64, width). With swapped operands it is one box (subtile_columns, 64).
+    Shapes: a subtile is (64, subtile_columns), in boxes of (64, width). With swapped operands, a box is (box_columns, 64).
     Units: `max_subtile_bytes` is the longest row of a subtile. A shorter one needs fewer registers.
+    Fields: with `narrow_last`, the last subtile of swapped operands may be narrower than the others.
     """
 
     n: int
     element_bytes: int
     swap_ab: bool
     max_subtile_bytes: int = SWIZZLES_BYTES[0]
+    narrow_last: bool = False
 
     @cached_property
     def width(self) -> int:
@@ -123,11 +128,25 @@ class StoreBoxes:
         sizes = [size // self.element_bytes for size in (*swizzles, 16)]
         return next((size for size in sizes if self.n % size == 0), sizes[-1])
 
+    @property
+    def _most_columns(self) -> int:
+        return min(self.n, self.max_subtile_bytes // self.element_bytes)
+
+    @cached_property
+    def box_columns(self) -> int:
+        """Columns of a box of swapped operands, which divide the tile; columns of a subtile with others."""
+        return next((size for size in range(self._most_columns, 8, -8) if not self.swap_ab or self.n % size == 0), 8)
+
     @cached_property
     def subtile_columns(self) -> int:
-        """Columns of a subtile, `max_subtile_bytes` at most. With swapped operands they divide the tile."""
-        most = min(self.n, self.max_subtile_bytes // self.element_bytes)
-        return next((size for size in range(most, 8, -8) if not self.swap_ab or self.n % size == 0), 8)
+        """Columns of a subtile, `max_subtile_bytes` at most.
+
+        With swapped operands, a subtile is a box, unless this takes more than three times the subtiles.
+        """
+        if not self.narrow_last or self.n <= 3 * self.box_columns * -(-self.n // self._most_columns):
+            return self.box_columns
+        count = -(-self.n // min(self._most_columns, NARROW_LAST_COLUMNS))
+        return -(-self.n // (count * self.box_columns)) * self.box_columns
 
     @property
     def subtile_bytes(self) -> int:
@@ -140,7 +159,7 @@ class StoreBoxes:
         return size if size in SWIZZLES_BYTES else 0
 
     def tensor_map(self, element: str) -> TensorMap:
-        box = (self.width, self.subtile_columns if self.swap_ab else ROWS_PER_WARPGROUP, 1)
+        box = (self.width, self.box_columns if self.swap_ab else ROWS_PER_WARPGROUP, 1)
         return TensorMap("d", box, self.swizzle_bytes, element, "n")
 
 
@@ -156,6 +175,7 @@ def store_boxes(
     cluster_splits: int,
     accumulators: int = 1,
     numbers: int = 1,
+    narrow_last: bool = False,
 ) -> StoreBoxes:
     """Return how the consumers of a wgmma kernel stage D.
 
@@ -171,7 +191,7 @@ def store_boxes(
         blocks = -(-rows // ROWS_PER_WARPGROUP)
         share = max(SHARE_COLUMNS, columns * blocks // cluster_splits) * element_bytes
         row_bytes = next(size for size in SHARE_BYTES if size <= min(share, row_bytes))
-    return StoreBoxes(columns, element_bytes, swap_ab, row_bytes)
+    return StoreBoxes(columns, element_bytes, swap_ab, row_bytes, narrow_last)
 
 
 def loads_of(bias: str, epilogue: str) -> str:

@@ -225,6 +225,22 @@ def test_d_is_staged_in_whole_boxes_and_128_bytes_of_a_row_at_most(n: int, eleme
     assert boxes.width * element_bytes == (boxes.swizzle_bytes or 16)
     swapped = StoreBoxes(n, 2, swap_ab=True)
     assert swapped.width == 64 and n % swapped.subtile_columns == 0 and swapped.subtile_columns <= 64
+    narrow = StoreBoxes(n, 2, swap_ab=True, narrow_last=True)
+    assert narrow.subtile_columns in (swapped.subtile_columns, *range(8, 33, 8))
+    assert -(-n // narrow.subtile_columns) <= max(4, n / 24)
+    assert n % narrow.box_columns == 0 == narrow.subtile_columns % narrow.box_columns
+
+
+@pytest.mark.parametrize(
+    "change, subtile",
+    [({}, 32), ({"schedule": "launch"}, 8), ({"form": "cute"}, 8), ({"cta_tile": "104x192x64", "consumers": "3"}, 8)],
+)
+def test_a_swapped_tile_of_odd_width_has_a_narrow_last_subtile(change: dict, subtile: int) -> None:
+    """But three consumers, CuTe's form and reductions along k have subtiles that divide the tile."""
+    words = {"cta_tile": "104x64x64", "consumers": "1", "schedule": "persistent", "form": "atoms", **change}
+    found = plan(" ".join(f"{name}={value}" for name, value in words.items()) + " swap_ab=on cooperation=cooperative")
+    assert found.d.subtile_columns == subtile
+    assert found.tensor_maps[2].box == (64, 8, 1)
 
 
 def test_a_swapped_kernel_is_the_transposed_one_with_the_same_maps_of_a_and_b() -> None:

@@ -25,7 +25,10 @@ struct BitsOf<4> {
 
 // ---- Subtiles of D in shared memory -------------------------------------------------------------------------------
 
-// A subtile is (64, columns) of D. The TMA stores it in boxes (64, box_width); with swap_ab in one box (columns, 64).
+// A subtile is (64, columns) of D. The TMA stores it in boxes (64, box_width); with swap_ab in boxes (box_columns, 64), one after
+// another: one box, unless a tile's last subtile is narrower.
+HGEMM_DEVICE constexpr int common_divisor(int x, int y) { return y == 0 ? x : common_divisor(y, x % y); }
+
 template <class Policy>
 struct StagedSubtile {
   using Out = typename Policy::Out;
@@ -35,6 +38,7 @@ struct StagedSubtile {
   static constexpr int tile_columns = Policy::tile_n / accumulators_of<Policy>;
   static constexpr int last_columns = tile_columns - (tile_columns - 1) / columns * columns;  // of a tile's last subtile
 
+  static constexpr int box_columns = common_divisor(columns, last_columns);
   // A box has rows of `box_width` elements along D's n: 128, 64, 32 or 16 bytes.
   static constexpr int box_width = Policy::store_columns;
   static constexpr int box_row_bytes = box_width * sizeof(Out);
@@ -637,10 +641,9 @@ struct Epilogue {
   static constexpr int subtiles = (tile_columns + columns - 1) / columns;
   static constexpr int box_width = Boxes::box_width, box_bytes = Boxes::box_bytes, groups = Boxes::groups, step = Boxes::step;
 
-  static_assert(!by_tma || !Policy::swap_ab || (box_width == 64 && sizeof(Out) == 2 && last_columns == columns),
-                "with swap_ab a subtile is one box of 64 of n");
+  static_assert(!by_tma || !Policy::swap_ab || (box_width == 64 && sizeof(Out) == 2), "with swap_ab a box has 64 of n");
 
-  // A consumer's subtiles in shared memory: boxes of (64, box_width), or with swap_ab one of (columns, 64).
+  // A consumer's subtiles in shared memory: boxes of (64, box_width), or with swap_ab of (box_columns, 64).
   struct Shared {
     alignas(1024) unsigned char subtile[by_tma ? Policy::consumers : 1][by_tma ? Policy::epilogue_stages : 1]
                                        [by_tma ? 64 * columns * sizeof(Out) : 16];  // (consumers, stages, boxes)
@@ -1009,7 +1012,13 @@ struct Epilogue {
   template <class Subtile>
   HGEMM_DEVICE void store_boxes(Subtile const& subtile, unsigned char const* boxes) const {
     if constexpr (Policy::swap_ab) {
-      atoms::tma_store(map, boxes, subtile.row_first, subtile.column_first, subtile.batch);
+      constexpr int box_columns = Boxes::box_columns;
+      HGEMM_UNROLL
+      for (int column = 0; column < columns; column += box_columns) {
+        if (last_columns < columns && column >= subtile.count) continue;
+        unsigned char const* const box = boxes + column * Boxes::box_row_bytes;
+        atoms::tma_store(map, box, subtile.row_first, subtile.column_first + column, subtile.batch);
+      }
     } else {
       HGEMM_UNROLL
       for (int column = 0; column < columns; column += box_width) {

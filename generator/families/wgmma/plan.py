@@ -13,7 +13,7 @@ from generator.families.base import IN_ORDER, Plan
 from generator.families.common import OPCODE_SUFFIXES
 from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_parts
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
-from hgemm.epilogue import accumulators_of, numbers_of
+from hgemm.epilogue import NONE, accumulators_of, numbers_of
 from hgemm.problem import LAUNCH
 from hgemm.tensor_maps import ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, loads_of, store_boxes
 
@@ -128,7 +128,15 @@ class WgmmaPlan(Plan):
             cluster_splits=spec.schedule.splits if spec.schedule.kind == "split_k_cluster" else 0,
             accumulators=accumulators_of(spec.epilogue),
             numbers=numbers_of(spec.epilogue),
+            narrow_last=self._narrow_last,
         )
+
+    @property
+    def _narrow_last(self) -> bool:
+        """Whether a tile's last subtile of D may be narrower with swapped operands. Three consumers have no memory for it."""
+        spec = self.spec
+        whole = spec.schedule.kind in ("one_tile", "persistent")
+        return spec.swap_ab and whole and spec.form == "atoms" and spec.epilogue == NONE and spec.consumers < 3
 
     @property
     def adds_vectors(self) -> bool:
