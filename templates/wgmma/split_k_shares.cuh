@@ -51,9 +51,9 @@ struct SplitKShares {
   // Stores this CTA's partials. Returns its share of the tile. Then the partials of the share are there.
   HGEMM_DEVICE uint32_t exchange(Accumulators const& accumulators, uint32_t& share) const {
     Partials::store(accumulators, partials + uint64_t(split) * Partials::vecs);
-    atoms::global_fence();
     Threads::barrier();
     if (Threads::index() == 0) {
+      atoms::global_fence();  // for all threads: this one knows of their stores by the barrier
       atoms::st_shared(&share, wait_for_share());
       atoms::global_fence();
     }
