@@ -73,7 +73,7 @@ GALLERY_SIZE = 4096
 ROTATED_BYTES = 256 << 20
 """Together, the operands of a graph exceed the L2 cache several times."""
 GRAPH_MS, ROUNDS = 6.0, 31
-PAIRED = 3
+PAIRED = 4
 """Kernels of each launch of an MLP whose pairs are tried together: the power limit makes products in a row slower than alone."""
 TOKENS = (2048, 512, 8192, 1024, 4096)
 """In this order, as far as the time allows: torch.compile tunes each size anew, in about 12 s."""
