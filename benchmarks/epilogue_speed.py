@@ -60,7 +60,7 @@ TILES: tuple[dict[str, Any], ...] = (
     {"tile": "128x160x64", "cooperation": "pingpong", "cluster": "2x1", "raster": "group:8"},
     {"tile": "128x168x64", "cooperation": "pingpong", "cluster": "2x1"},
     {"tile": "128x176x64", "cooperation": "pingpong", "cluster": "2x1"},
-    {"tile": "128x192x64", "cooperation": "pingpong", "cluster": "2x1"},
+    {"tile": "128x192x64", "cooperation": "pingpong", "cluster": "2x1", "raster": "group:4,group:16"},
     {"tile": "64x256x64", "cooperation": "pingpong", "cluster": "2x1"},
 )
 PARTS = ("layers", "mlp", "gallery")
