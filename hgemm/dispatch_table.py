@@ -111,8 +111,8 @@ class Row:
 
     @cached_property
     def wave_factors(self) -> Factors:
-        """The factors of the time of the SMs, by the waves of CTAs."""
-        return calibration().waves[wave_class(self.cluster_ctas, self.decides_splits, self.splits)]
+        """The factors of the time of the SMs, by the waves of CTAs. Without TMA: of all but the launch, by the rows of tiles."""
+        return calibration().waves[wave_class(self.tensor_maps, self.cluster_ctas, self.decides_splits, self.splits)]
 
     def work(self, m: int, n: int, batch: int) -> int:
         """Return the CTA tiles of a problem: tiles times splits times batch. Splits that a launch decides do not count."""
@@ -559,8 +559,10 @@ def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: Laun
     if row.calibration:
         average = (min(loads * (row.k_tile_clocks + extra), LIMIT) + work) // sms
         sm -= max(sm - average, 0) * (FORGIVEN_IN_ONE_WAVE if ctas <= sms else FORGIVEN) // 16
-        if row.tensor_maps:
-            sm = sm * row.wave_factors[bisect_left(WAVE_BOUNDS, -(-100 * ctas // sms))] // ONE
+        waves = -(-100 * ctas // sms) if row.tensor_maps else 100 * _ceil_div(query.m, row.tile_m)
+        factor = row.wave_factors[bisect_left(WAVE_BOUNDS, waves)]
+        sm = sm * factor // ONE
+        memory = memory if row.tensor_maps else memory * factor // ONE
     waits = 1 + ROUND_WAITS * (busiest - 1)  # `busiest` counts the split items
     partial = partial_eighths(row, options.splits, ctas, sms * resident) * row.partial_clocks // 8
     added = (row.split_clocks + partial) * shared * waits

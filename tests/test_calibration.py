@@ -210,7 +210,18 @@ def times_by(rows: dict, batch: int = 1) -> dict:
                 own = [options.splits, options.whole_tiles] if one.decides_splits else []
                 times.append([kernel, launch_clocks(one, query, H200, options), *own])
         problems.append([*extents, 0, 0, times, *([] if (batch, layout) == (1, "tn") else [batch, layout])])
-    return {"device": "NVIDIA H200", "kernels": [list(words) for words, _ in rows], "problems": problems}
+    kernels = [list(words) for words, _ in rows]
+    return {"device": "NVIDIA H200", "launches": fitting.LAUNCHES, "kernels": kernels, "problems": problems}
+
+
+def test_earlier_launches_with_another_order_of_tiles_do_not_count() -> None:
+    """They are those of one wave whose k is not split. Parts that the last CTA added alone cost more than today."""
+    rows = {key: replace(one, calibration=OF_KERNEL) for key, one in space().items()}
+    document = times_by(rows)
+    today, before = (fitting.launches_of({**document, "launches": since}, rows) for since in (fitting.LAUNCHES, 1))
+    ordered = (today.items <= today.sms) & (today.added == 0) & (today.row < 2)
+    assert 0 < ordered.sum() == len(today.at) - len(before.at)
+    assert np.allclose(before.time_us, today.time_us[~ordered]) and (before.added >= today.added[~ordered]).all()
 
 
 @pytest.mark.parametrize(("batch", "layout"), [(1, "tn"), (1, "nt"), (9, "tt")])
@@ -274,10 +285,13 @@ def test_a_kernel_of_few_problems_is_not_faster_than_others_of_its_group(monkeyp
     assert of_few == pytest.approx(of_known)
 
 
-@pytest.mark.parametrize(("gpu", "most"), [("h100", 23), ("h200", 26)])
+@pytest.mark.parametrize(("gpu", "most"), [("h100", 2), ("h200", 5)])
 def test_selection_from_the_catalog_is_near_the_fastest_of_cublaslt(gpu: str, most: int) -> None:
-    """It loses less than 2 % to the catalog's best kernel, and few of 1,150 problems run below 0.85 of cuBLASLt's fastest."""
-    document = json.loads((DATA / f"space_fresh_{gpu}.json").read_text())
+    """It loses less than 2 % to the catalog's best kernel, and few of 400 problems run below 0.85 of cuBLASLt's fastest.
+
+    These problems are in the fit, so the test finds regressions only. Earlier files have other orders of tiles in one wave.
+    """
+    document = json.loads((DATA / f"space_orders_{gpu}.json").read_text())
     rows = fitting.rows_of([document], calibration())
     launches, kept = fitting.launches_of(document, rows), fitting._in_catalog(rows)
     every = np.ones((len(rows), len(TERMS)))

@@ -410,9 +410,17 @@ def test_of_several_devices_the_one_with_about_as_many_sms_counts(tmp_path: Path
         for at, sms in ((1, 100), (2, 120))
     ]
     table = DispatchTable.of(keyed_records(), sessions)
-    for sms, at, rule in ((100, 1, MEASURED), (60, 1, NEAR), (110, 1, NEAR), (111, 2, NEAR), (120, 2, MEASURED)):
-        found = choose(SQUARE, Target.typical("sm_90", sms), table)
-        assert (found.symbol, found.rule) == (served[at], rule), sms
+    for sms, near, rule in (
+        (100, 100, MEASURED),
+        (60, 100, NEAR),
+        (110, 100, NEAR),
+        (111, 120, NEAR),
+        (120, 120, MEASURED),
+    ):
+        selector = Selector(table, Target.typical("sm_90", sms))
+        found = selector.find(SQUARE)
+        assert (selector.surveys[SQUARE.kind.code].sms, found.rule) == (near, rule), sms
+        assert rule == NEAR or found.symbol == served[{100: 1, 120: 2}[sms]]
 
 
 def test_the_chosen_one_is_ranked_first(tmp_path: Path, served: list[str]) -> None:

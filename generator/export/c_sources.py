@@ -188,6 +188,7 @@ def table_h(table: DispatchTable, version: str, flags: int = 0, epilogues: int =
         "WEIGHT_COUNT": len(WEIGHTS),
         "ESTIMATE_WEIGHT_COUNT": len(ESTIMATE_WEIGHTS),
         "WAVE_BOUND_COUNT": len(WAVE_BOUNDS),
+        "WAVE_CLASS_COUNT": WAVE_CLASSES,
         "WAVE_FACTOR_COUNT": WAVE_CLASSES * (len(WAVE_BOUNDS) + 1),
         "WAVE_ONE": ONE,
         "DRAM_GBYTES_PER_S": DRAM_GBYTES_PER_S,

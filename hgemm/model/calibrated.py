@@ -21,7 +21,7 @@ from hgemm.errors import LibraryError
 from hgemm.problem import LAUNCH, LAYOUTS
 
 PATH = Path(__file__).with_name("calibrated.json")
-SCHEMA = 4
+SCHEMA = 5
 
 IDENTITY = ("arch", "form", "copy", "mma", "cta_tile", "consumers", "cooperation", "cluster", "swap_ab", "schedule")
 """Fields of a spec that must agree."""
@@ -42,8 +42,8 @@ ONE = 1000
 """A factor of 1."""
 WAVE_BOUNDS = (35, 50, 60, 70, 80, 90, 96, 100, 110, 125, 140, 160, 180, 200, 220, 250, 300, 400, 600)
 """Waves of CTAs beyond which the next factor of `Calibration.waves` applies. Units: percent."""
-WAVE_CLASSES = 12
-"""Classes of kernels that copy by the TMA and have such factors of their own: see `wave_class`."""
+WAVE_CLASSES = 13
+"""Classes of kernels that have such factors of their own: see `wave_class`."""
 DRAM_GBYTES_PER_S = 4060
 """The speed of DRAM that the calibration's factors apply to: the geometric mean of those of the measured GPUs."""
 
@@ -101,7 +101,8 @@ class Calibration:
         model's constants that the factors apply to. `kernels` holds the factors by timing identity, the fields of NEARLY and the
         layout. Other kernels of the `family` have those of their group in `groups`, or `others` if no kernel of the group was
         measured. Where a kernel was not measured in its layout, `spans` has factors besides, by the bytes of a TMA row. `waves`
-        has factors of the time of the SMs, by the class of a kernel and the waves of its CTAs.
+        has factors of the time of the SMs by the class of a kernel and the waves of its CTAs, or, without TMA, factors of the SMs
+        and memory by the rows of tiles.
     """
 
     devices: tuple[str, ...]
@@ -166,8 +167,14 @@ class Calibration:
         return tuple(max(1, round(x * y / ONE)) for x, y in zip(factors, more, strict=True)) if more else factors
 
 
-def wave_class(cluster_ctas: int, decides_splits: int, splits: int) -> int:
-    """Return the class of a kernel in `Calibration.waves`: by its clusters, and by what splits k, if anything does."""
+def wave_class(tensor_maps: int, cluster_ctas: int, decides_splits: int, splits: int) -> int:
+    """Return the class of a kernel in `Calibration.waves`: by its clusters, and by what splits k, if anything does.
+
+    Kernels that do not copy by the TMA are in the last class, where the rows of tiles count instead of waves.
+    Its factors are 1 or more: the C library relies on it where it stops early.
+    """
+    if not tensor_maps:
+        return WAVE_CLASSES - 1
     kind = 1 if decides_splits else 2 if splits > 1 else 0
     return 4 * kind + (cluster_ctas > 1) + (cluster_ctas > 2) + (cluster_ctas > 4)
 

@@ -97,7 +97,7 @@ extern hgemm_ratio const hgemm_ratios[HGEMM_RATIO_COUNT + 1];
 extern uint16_t const hgemm_weights[HGEMM_WEIGHT_COUNT];                   /* of measurements, by distance */
 extern uint16_t const hgemm_estimate_weights[HGEMM_ESTIMATE_WEIGHT_COUNT]; /* of estimates, by hgemm_row.calibration */
 extern uint16_t const hgemm_wave_bounds[HGEMM_WAVE_BOUND_COUNT];            /* percent of a wave */
-extern uint16_t const hgemm_wave_factors[HGEMM_WAVE_FACTOR_COUNT];         /* of the time of the SMs: HGEMM_WAVE_BOUND_COUNT + 1 of each class */
+extern uint16_t const hgemm_wave_factors[HGEMM_WAVE_FACTOR_COUNT];         /* HGEMM_WAVE_BOUND_COUNT + 1 of each class */
 extern unsigned char const hgemm_images[];
 
 /* ---- Checked problems -------------------------------------------------------------------------------------------------- */

@@ -105,6 +105,7 @@ int hgemm_has_divisors(hgemm_row const *row) {
 
 /* wave_class of calibrated.py. */
 static uint8_t wave_class(hgemm_row const *row) {
+  if (!row->tensor_maps) return HGEMM_WAVE_CLASS_COUNT - 1;
   uint32_t const kind = row->decides_splits ? 1 : row->splits > 1 ? 2 : 0, ctas = row->cluster_ctas;
   return (uint8_t)(4 * kind + (ctas > 1) + (ctas > 2) + (ctas > 4));
 }
@@ -296,20 +297,28 @@ static uint64_t fraction(uint64_t x, uint32_t numerator, uint32_t denominator) {
 
 enum { FORGIVEN_IN_ONE_WAVE = 7, FORGIVEN = 4, OVERLAP_EIGHTHS = 5 }; /* dispatch_table.py says why */
 
+/* Returns the factor of the waves of CTAs. Without TMA: of the rows of tiles. HGEMM_WAVE_ONE is 1. */
+static uint32_t wave_factor(hgemm_target const *target, uint32_t index, hgemm_query const *q, uint64_t ctas) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint64_t const count = row->tensor_maps ? ctas : ceil_div((uint32_t)q->m, row->tile_m);
+  uint64_t const of = row->tensor_maps ? target->sms_used[index] : 1;
+  uint32_t bin = 0;
+  if (row->calibration == 0) return HGEMM_WAVE_ONE;
+  while (bin < HGEMM_WAVE_BOUND_COUNT && 100 * count > hgemm_wave_bounds[bin] * of) ++bin;
+  return hgemm_wave_factors[target->wave_class[index] * (HGEMM_WAVE_BOUND_COUNT + 1) + bin];
+}
+
 /* Returns the time of the SMs for some CTAs. If the row is calibrated, that is less than the busiest one's time. */
 static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t ctas, uint64_t busiest, uint32_t more,
                           uint64_t loads, uint64_t stores) {
   hgemm_row const *const row = &hgemm_rows[index];
   uint64_t average;
-  uint32_t bin = 0;
   if (row->calibration == 0) return busiest;
   average = (min64(product(loads, row->k_tile_clocks + more), COST_LIMIT) + stores) / target->sms_used[index];
   if (busiest > average) {
     busiest -= fraction(busiest - average, ctas <= target->sms_used[index] ? FORGIVEN_IN_ONE_WAVE : FORGIVEN, 16);
   }
-  if (!row->tensor_maps) return busiest;
-  while (bin < HGEMM_WAVE_BOUND_COUNT && 100 * ctas > (uint64_t)hgemm_wave_bounds[bin] * target->sms_used[index]) ++bin;
-  return fraction(busiest, hgemm_wave_factors[target->wave_class[index] * (HGEMM_WAVE_BOUND_COUNT + 1) + bin], HGEMM_WAVE_ONE);
+  return busiest;
 }
 
 enum { ROUND_WAITS = 3, ADDED_BY_ONE = 3, SERIAL_PART_CLOCKS = 400 }; /* dispatch_table.py says why */
@@ -333,16 +342,18 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   Work const whole = work_of(target, index, options.whole_tiles, k_tiles, more, added_parts);
   Work const split = work_of(target, index, rest, ceil_div_1(k_tiles, options.splits), more, shared ? row->partial_clocks : 0);
   uint64_t const busy = whole.busy + split.busy, single = whole.single + split.single;
-  uint64_t const sm = sm_clocks(target, index, (uint64_t)options.whole_tiles + rest, min64(busy > single ? busy : single, COST_LIMIT),
-                                more, whole.loads + split.loads, whole.stores + split.stores);
-  uint64_t const parts = partial_eighths(target, index, options.splits, (uint64_t)options.whole_tiles + rest);
-  uint64_t const added = row->split_clocks + parts * row->partial_clocks / 8;
+  uint64_t const ctas = (uint64_t)options.whole_tiles + rest;
+  uint32_t const factor = wave_factor(target, index, q, ctas);
+  uint64_t const sm = fraction(sm_clocks(target, index, ctas, min64(busy > single ? busy : single, COST_LIMIT), more,
+                                         whole.loads + split.loads, whole.stores + split.stores), factor, HGEMM_WAVE_ONE);
+  uint64_t const added = row->split_clocks + partial_eighths(target, index, options.splits, ctas) * row->partial_clocks / 8;
   uint64_t const rounds = ceil_div(rest, target->sms_used[index]);
   uint64_t const start = row->launch_clocks + (shared ? added * (1 + ROUND_WAITS * (rounds - 1)) : 0);
   uint64_t kib, memory, longer, shorter, below, all;
   uint32_t eighths;
   if (corrected(start + sm, limit.factor) >= limit.best) return start + sm;
   kib = dram_kib(row, size), memory = dram_clocks(target, row, kib) + l2_clocks(row, kib, whole.loads + split.loads, q->straddling);
+  if (!row->tensor_maps) memory = fraction(memory, factor, HGEMM_WAVE_ONE);
   longer = sm > memory ? sm : memory, shorter = min64(sm, memory);
   eighths = row->calibration ? OVERLAP_EIGHTHS : 4;
   all = fraction(shorter, eighths, 8), below = fraction(longer, eighths, 32);
