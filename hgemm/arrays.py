@@ -264,7 +264,8 @@ def new_array(like: Any, shape: Shape, dtype: str = "") -> Any:
     except (AttributeError, TypeError) as error:  # a type that the library lacks
         if not name:
             raise
-        raise ProblemError(f"a new {type(like).__name__} of {name} cannot be made ({error}): pass out") from None
+        fix = "import ml_dtypes, or pass out" if name == "bfloat16" and type(like).__module__ == "numpy" else "pass out"
+        raise ProblemError(f"a new {type(like).__name__} of {name} cannot be made ({error}): {fix}") from None
     raise ProblemError(f"out is missing, and a new {type(like).__name__} cannot be made: pass out")
 
 

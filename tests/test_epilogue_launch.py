@@ -24,6 +24,7 @@ from generator.spec import symbol_of
 from generator.store.library import Library as Store
 from generator.sweep import sweep
 from hgemm import Library, ProblemError
+from hgemm.arrays import new_array
 from hgemm.epilogue_language import Column, Matrix, Row, Scalar, column_max, epilogue_of, relu, row_sum_squares, trace
 from hgemm.errors import UnsupportedError
 from hgemm.products import empty_product
@@ -345,6 +346,13 @@ def test_new_arrays_have_the_types_of_results() -> None:
     assert [(one.shape, one.dtype.str[1:]) for one in results] == shapes
     with pytest.raises(ProblemError, match="a new StandardArray of bfloat16 cannot be made .*: pass out"):
         empty_product(a, b, epilogue_of("(acc, bf16(acc))"))
+
+
+def test_numpy_has_bf16_if_another_package_adds_it() -> None:
+    with pytest.raises(
+        ProblemError, match="a new ndarray of bfloat16 cannot be made .*: import ml_dtypes, or pass out"
+    ):
+        new_array(np.zeros((2, 2), np.float16), (2, 2), "bf16")
 
 
 def test_a_new_array_has_the_columns_of_d() -> None:
