@@ -1095,6 +1095,20 @@ WGMMA = (
         ("deadlock", "endless", "race", "poison", NUMBERS),
     ),
     Fault(
+        "no CTA finishes a tile for which another one has given up",
+        At("SplitKShares::wait_for_share", "is_last ? whole : nothing").replace("nothing"),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        ("write_once", NUMBERS),
+    ),
+    Fault(
+        "a CTA gives up without telling the others",
+        At("SplitKShares::wait_for_share", "now, now | alone").replace("now, now"),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        ("write_once", NUMBERS),
+    ),
+    Fault(
         "shares of the wrong columns",
         At("SplitKShares::add", "index % Finish::subtiles * groups").replace("0"),
         LAUNCH_CLUSTER,
