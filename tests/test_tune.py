@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -630,6 +631,17 @@ def test_made_variants_that_are_not_chosen_are_removed(made: FakeMake) -> None:
         "notes.txt"
     ]
     assert not list(made.library.folder.glob(".tmp-*"))
+
+
+def test_a_variant_that_is_gone_is_not_missed(made: FakeMake) -> None:
+    supply = generating(made, [Work(4096, 4096, 4096)], candidates=4)
+    for _ in range(4):
+        made.go.release()
+    supply.ready([Work(4096, 4096, 4096)])
+    _, one, other = made.made  # the first one spills
+    shutil.rmtree(made.library.folder / one)  # by another process
+    supply.keep(())
+    assert not {one, other} & {row["symbol"] for row in made.library.rows()}
 
 
 def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:

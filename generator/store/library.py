@@ -158,7 +158,10 @@ class Library:
         with disk_errors("delete variants", self.folder):
             for symbol in symbols:
                 place, aside = self.folder / symbol, self.folder / temporary_name(symbol)
-                os.rename(place, aside)
+                try:
+                    os.rename(place, aside)
+                except FileNotFoundError:  # another process has deleted it
+                    continue
                 retire(aside, place, is_ours)
                 if aside.exists():
                     rename_to_free(aside, place)
