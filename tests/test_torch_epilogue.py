@@ -179,6 +179,14 @@ def recorded(calls: list, function):
     return lambda *given: calls.append(given) or function(*given)
 
 
+def test_tensors_of_the_cpu_are_told_what_takes_them() -> None:
+    def missing(*given: object) -> None:
+        raise NotImplementedError("Could not run 'hgemm::fused' with arguments from the 'CPU' backend")
+
+    with pytest.raises(ProblemError, match="a is on cpu: move the tensors to the GPU, or pass NumPy arrays"):
+        operator.on_gpu(missing, torch.zeros(2, 2))
+
+
 def test_epilogues_that_save_nothing_are_told() -> None:
     for formula in ("2 * acc + bias", "(relu(acc), row_max(acc))"):
         with pytest.raises(ProblemError, match="no launch saves derivatives"):

@@ -105,8 +105,8 @@ def fused(
     native = operator._native
     if not torch.compiler.is_compiling() and native is not None and native.plain(a, b, *arrays.values()):
         operation = partial(_differentiable, launch=_launch)  # the dispatcher takes 20 us for an operator in Python
-    results = operation(
-        *(a, b, [*arrays.values()]),
+    results = operator.on_gpu(
+        *(operation, a, b, [*arrays.values()]),
         epilogue=text,
         names=[*arrays, *numbers],
         numbers=[*numbers.values()],

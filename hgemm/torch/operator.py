@@ -97,7 +97,18 @@ def matmul(
                 return found
         check_activation(activation)
     options = {"alpha": alpha, "beta": beta, "activation": activation, "batch_invariant": batch_invariant}
-    return torch.ops.hgemm.matmul(a, b, bias, c, **options)
+    return on_gpu(torch.ops.hgemm.matmul, a, b, bias, c, **options)
+
+
+def on_gpu(operation: Callable[..., Any], a: Tensor, *others: Any, **options: Any) -> Any:
+    """Call an operator, which exists for tensors of the GPU only."""
+    if a.is_cuda or torch.compiler.is_compiling():
+        return operation(a, *others, **options)
+    try:
+        return operation(a, *others, **options)
+    except NotImplementedError:
+        fix = "move the tensors to the GPU, or pass NumPy arrays to Library.matmul"
+        raise ProblemError(f"a is on {a.device}: {fix}") from None
 
 
 def linear(
