@@ -1105,7 +1105,7 @@ WGMMA = (
         "a CTA gives up without telling the others",
         At("SplitKShares::wait_for_share", "now, now | alone").replace("now, now"),
         LAUNCH_CLUSTER,
-        SIX_WGMMA_TILES,
+        DEFAULT_CASES,
         ("write_once", NUMBERS),
     ),
     Fault(

@@ -311,7 +311,10 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         sums = Case(Shape(m, n, 2 * splits * k), 1.0, 1.0, cancels=True)
         cases.append(replace(sums, options=LaunchOptions(splits, 0, 1)))
     if traits.decides_splits:
-        cases += [replace(case, options=_TAILS[at % len(_TAILS)]) for at, case in enumerate(_shared_cases(traits))]
+        shared = [replace(case, options=_TAILS[at % len(_TAILS)]) for at, case in enumerate(_shared_cases(traits))]
+        if traits.persistent:  # the second launch is in an order in which CTAs wait in vain
+            shared[0] = replace(shared[0], first_order=1)
+        cases += shared
     covering = covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)
     cases += [replace(case, brief=not case.once) for case in covering]
     cases.append(far_case(traits, Shape(m + 1, n + 1, k + 8, 2), FAR_LEADING))
