@@ -21,7 +21,7 @@ from generator.store.library import Library
 from generator.tables import counted
 from hgemm.bench.baselines import CublasError, CublasLt
 from hgemm.bench.work import Work
-from hgemm.cases import Case, Shape
+from hgemm.cases import Case, Shape, whole_pairs
 from hgemm.device import Device
 from hgemm.dtypes import representable
 from hgemm.errors import DeviceError, HgemmError, UnsupportedError
@@ -71,6 +71,12 @@ def products(count: int, seed: int) -> list[Product]:
             Product(at, shape if at else COMMON, KINDS[at % len(KINDS)], int(rng.integers(SCALES[0], SCALES[1] + 1)))
         )
     return found
+
+
+def fitted(traits: LaunchTraits, product: Product) -> Product:
+    """Return the product with an n that the kernel takes: a gated pair takes whole pairs of blocks."""
+    (case,) = whole_pairs(traits, [Case(product.shape)])
+    return replace(product, shape=case.shape)
 
 
 def operands(traits: LaunchTraits, product: Product, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -140,8 +146,9 @@ class BitsOutcome(CheckOutcome):
 
 
 def types_of(traits: LaunchTraits) -> str:
-    """Return the types of a kernel, without which results cannot be compared."""
-    return f"{traits.dtype_a}, {traits.acc} sums, D in {traits.dtype_d}"
+    """Return the types and the expression of a kernel, without which results cannot be compared."""
+    expression = f", epilogue {traits.epilogue.hash}" if traits.epilogue else ""
+    return f"{traits.dtype_a}, {traits.acc} sums, D in {traits.dtype_d}{expression}"
 
 
 def digest_of(bits: np.ndarray) -> str:
@@ -186,7 +193,7 @@ class BitsCheck:
         if not order:
             return BitsOutcome(symbol, skipped="the grid decides its order of accumulation, or its record lacks it")
         checks, digests, elements = [], {}, 0
-        for product in products(self.count, self.seed):
+        for product in (fitted(traits, one) for one in products(self.count, self.seed)):
             trial = ProductTrial(kernel, product, self.device, self.seed)
             try:
                 found = trial.bits()
@@ -248,9 +255,10 @@ def cublaslt_digests(kernel: Kernel, device: Device, seed: int) -> list[str]:
 
 
 def is_plain(traits: LaunchTraits) -> bool:
-    """Tell whether cuBLASLt computes the same D: no bias, no activation, and dense rows."""
+    """Tell whether cuBLASLt computes the same D: no bias, activation or expression, and dense rows."""
     dense = all(extent % align == 0 for extent, align in ((COMMON.k, traits.align_a), (COMMON.n, traits.align_d)))
-    return traits.bias in ("none", "launch") and traits.activation == "none" and dense and COMMON.m % 8 == 0
+    plain = traits.bias in ("none", "launch") and traits.activation == "none" and not traits.epilogue
+    return plain and dense and COMMON.m % 8 == 0
 
 
 # ==== Text ====

@@ -18,6 +18,7 @@ from generator.device_bits import (
     BitsOutcome,
     bits_line,
     case_of,
+    classes_of,
     compare,
     digest_of,
     operands,
@@ -166,14 +167,16 @@ class StandIn(HostMemory):
 
 @pytest.fixture(scope="module")
 def check(host_toolchain: HostToolchain, add: Adder) -> BitsCheck:
-    """A check of two kernels whose results come from the executor. `bent` states an order that it does not have."""
-    made = emit(
-        sweep([{"arch": "sm_90", "mma": "m16n8k16", "copy": "cp_async", "tile": "32x32x32"}]).plans[0],
-        templates_folder(),
-    )
-    record, executable = planned(made), executable_of(made, host_toolchain)
+    """A check of kernels whose results come from the executor. `bent` states an order that it does not have."""
+    texts = {"arch": "sm_90", "mma": "m16n8k16", "copy": "cp_async", "tile": "32x32x32"}
+    made = {
+        symbol: emit(sweep([{**texts, **more}]).plans[0], templates_folder())
+        for symbol, more in (("right", {}), ("gated", {"epilogue": "silu(gate) * up"}))
+    }
+    built = {symbol: (planned(one), executable_of(one, host_toolchain)) for symbol, one in made.items()}
 
     def opened(_: object, symbol: str, code: str) -> EmulatedKernel:
+        record, executable = built.get(symbol, built["right"])
         kernel = EmulatedKernel(LaunchTraits.of(record), executable, (Adversary("late", "ahead_low", 1),))
         order = dict(record["accumulation_order"])
         if symbol == "bent":
@@ -198,6 +201,15 @@ def test_the_bits_of_each_kernel_are_compared_with_its_order(check: BitsCheck):
     assert "2 kernels, equal bits" in summary([right, again, bent]) and "2 variants passed, 1 failed" in summary(
         [right, again, bent]
     )
+
+
+def test_a_gated_pair_multiplies_whole_pairs_and_is_not_compared_with_others(check: BitsCheck):
+    (right, gated), _ = compare(check, ["right", "gated"])
+    assert gated.passed and gated.elements > 100, gated.reason
+    assert (
+        "17x48x72 revealing" in gated.digests and "17x40x72 revealing" in right.digests and right.order == gated.order
+    )
+    assert len(classes_of([right, gated])) == 2
 
 
 def test_kernels_of_one_order_with_other_bits_are_told(check: BitsCheck):
