@@ -121,8 +121,9 @@ class EmulatedKernel:
 
 
 def waits(traits: LaunchTraits, problem: Problem) -> bool:
-    """Tell whether CTAs that share a tile wait for each other if each has one item."""
-    return traits.decides_splits and traits.persistent and problem.options.splits >= MIN_SHARING_SPLITS
+    """Tell whether CTAs that share a tile wait for each other if each has one item: those of templates/wgmma."""
+    shares = traits.arch == "sm_90a" and traits.decides_splits and traits.persistent
+    return shares and problem.options.splits >= MIN_SHARING_SPLITS
 
 
 _FEW_RUN = ("ahead_high",)
@@ -312,7 +313,7 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         cases.append(replace(sums, options=LaunchOptions(splits, 0, 1)))
     if traits.decides_splits:
         shared = [replace(case, options=_TAILS[at % len(_TAILS)]) for at, case in enumerate(_shared_cases(traits))]
-        if traits.persistent:  # the second launch is in an order in which CTAs wait in vain
+        if traits.persistent:  # the second launch is in an order in which CTAs of wgmma wait in vain
             shared[0] = replace(shared[0], first_order=1)
         cases += shared
     covering = covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)
