@@ -146,13 +146,10 @@ def launch_of(problem: Sequence[Any]) -> tuple[int, str]:
 
 
 LAUNCHES = 2
-"""How products are launched: data files without this field have 1. Since 2 (2026-11-26 16:05), launches of one wave order tiles by
-GPC, and all CTAs of a tile add the parts of k."""
-
-
-def has_other_order(row: Row, splits: int, ctas: int, sms: int) -> bool:
-    """Return whether a launch that was measured before LAUNCHES 2 would order its tiles by GPC today."""
-    return row.tensor_maps > 0 and splits == 1 and ctas <= sms and min(row.cluster_m, row.cluster_n) == 1
+"""How products are launched: data files without this field have 1. Since 2 (2026-11-26 16:05), launches of one or two waves order
+tiles by GPC, and all CTAs of a tile add the parts of k."""
+TODAY = 3
+"""Problems that were launched as today count this often in a fit. Source: cross-validation on them."""
 
 
 NONE = Calibration((), 0, STATE, "", (), (), {}, {}, {})
@@ -212,9 +209,9 @@ class Launches:
 
     Fields: a launch has `items` CTAs on the busiest SM (`busiest`), in so many `rounds`; `split` counts those that store partial
         accumulators. `k_tiles` and `round_k_tiles` are those of the busiest SM.
-    `added` are the parts that a launch adds. In data files with `launches` 2, all CTAs of a tile
-    add them, so the fourth and further ones cost less.
-    `dram_mib` is longer by as much as the GPU's DRAM is slower than DRAM_GBYTES_PER_S.
+        `added` are the parts that a launch adds. In data files with `launches` 2, all CTAs of a tile add them, so the fourth and
+        further ones cost less. `weight` tells how often its problem counts in a fit. `dram_mib` is longer by as
+        much as the GPU's DRAM is slower than DRAM_GBYTES_PER_S.
     Units: MiB of traffic; k-tiles; microseconds.
     """
 
@@ -236,6 +233,7 @@ class Launches:
     straddling: np.ndarray
     added: np.ndarray
     m: np.ndarray
+    weight: np.ndarray
 
     def __getitem__(self, chosen: np.ndarray) -> Launches:
         return Launches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
@@ -266,8 +264,6 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
             operands, results = (m + n) * k * batch // 1024, m * n * batch // 1024
             mib = (operands * row.operand_bytes + results * row.result_bytes) / 1024
             ctas = sum(items for items, _ in parts)
-            if not is_new and has_other_order(row, splits, ctas, sms):
-                continue
             added = partial_eighths(row, splits, ctas, sms * resident) / 8 if is_new else splits
             found.append(
                 (
@@ -277,7 +273,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
                     *(sum(busiest), sum(rounds), busiest[1] * shared, rounds[1] * shared),
                     sum(items * k_tiles for items, k_tiles in parts),
                     *(ctas, parts[1][0] * shared, sms),
-                    *(mib, mib * slower, straddling / 2, added * shared, m),
+                    *(mib, mib * slower, straddling / 2, added * shared, m, TODAY if is_new else 1),
                 )
             )
     columns = np.array(found, float).T
@@ -359,8 +355,8 @@ LEAST_K_TILE = 0.65
 A kernel that was mostly measured on few k-tiles got 0.36 of it. It was then selected for long k, where it is slow.
 """
 NOT_MEASURED = 1.07
-"""Estimates of kernels that were not measured are longer by this factor. Source: 202 such kernels among 2,474 that `hgemm tune`
-measured after their estimates took 9 % longer than estimated, beside the others (the median of a problem is 0)."""
+"""Estimates of kernels that were not measured are longer by this factor, relative to those of the others. Source: 202 such kernels
+among 2,474 that `hgemm tune` measured after their estimates took 9 % longer than estimated. The median of a problem is 0."""
 MIN_PROBLEMS, FASTEST_SHARE = 100, 0.1
 """A kernel that was measured on fewer than MIN_PROBLEMS is limited to the rate that FASTEST_SHARE of its group's others reach.
 
@@ -390,7 +386,7 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
     count, terms = int(launches.at.max()) + 1, len(TERMS)
     best = np.full(count, np.inf)
     np.minimum.at(best, launches.at, launches.time_us)
-    weights = np.clip(1 - (launches.time_us / best[launches.at] - 1) / FAR, LEAST_WEIGHT, 1)
+    weights = launches.weight * np.clip(1 - (launches.time_us / best[launches.at] - 1) / FAR, LEAST_WEIGHT, 1)
     of_problem = np.maximum(np.bincount(launches.at, weights, count), 1e-9)
     ordered = np.argsort(launches.row, kind="stable")
     bounds = np.searchsorted(launches.row[ordered], np.arange(len(rows) + 1))
@@ -469,7 +465,7 @@ def fitted_waves(launches: Launches, rows: Sequence[Row], factors: np.ndarray) -
     places, count = wave_places(launches, rows), int(launches.at.max()) + 1
     estimates, best = clocks(launches, rows, factors), np.full(count, np.inf)
     np.minimum.at(best, launches.at, estimates)
-    weights = np.clip(1 - (estimates / best[launches.at] - 1) / WAVE_FAR, LEAST_WEIGHT, 1)
+    weights = launches.weight * np.clip(1 - (estimates / best[launches.at] - 1) / WAVE_FAR, LEAST_WEIGHT, 1)
     of_problem = np.maximum(np.bincount(launches.at, weights, count), 1e-9)
     logs, without_tma = np.zeros(WAVE_CLASSES * (len(WAVE_BOUNDS) + 1)), slice(-len(WAVE_BOUNDS) - 1, None)
     for _ in range(WAVE_STEPS):
@@ -702,7 +698,7 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
     together = _joined([*data.values()])
     factors = fitted(together, rows)
     of_layout = _joined([launches for (_, layouts), launches in data.items() if not layouts])
-    scale = level(of_layout, [*rows.values()], factors.own)
+    scale = level(of_layout, [*rows.values()], factors.own) / NOT_MEASURED
     measured = np.bincount(together.row, minlength=len(rows))
     named = ("capability", "sms", "driver", "date")
     devices = [
@@ -723,7 +719,7 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
         state=STATE,
         fitted=fits()["wgmma"].date,
         family=next(iter(rows))[0][: len(FAMILY)],
-        others=_permille(scale * factors.shared),
+        others=_permille(NOT_MEASURED * scale * factors.shared),
         groups={
             group_of(words): _permille(NOT_MEASURED * scale * factors.groups[place])
             for (words, _), place in places.items()

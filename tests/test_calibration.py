@@ -214,14 +214,13 @@ def times_by(rows: dict, batch: int = 1) -> dict:
     return {"device": "NVIDIA H200", "launches": fitting.LAUNCHES, "kernels": kernels, "problems": problems}
 
 
-def test_earlier_launches_with_another_order_of_tiles_do_not_count() -> None:
-    """They are those of one wave whose k is not split. Parts that the last CTA added alone cost more than today."""
+def test_earlier_launches_add_parts_alone_and_count_less() -> None:
     rows = {key: replace(one, calibration=OF_KERNEL) for key, one in space().items()}
-    document = times_by(rows)
+    problem = [64, 1024, 4096, 0, 0, [[1, 1000, 2, 0], [1, 1000, 8, 0]]]
+    document = {**times_by(rows), "problems": [problem]}
     today, before = (fitting.launches_of({**document, "launches": since}, rows) for since in (fitting.LAUNCHES, 1))
-    ordered = (today.items <= today.sms) & (today.added == 0) & (today.row < 2)
-    assert 0 < ordered.sum() == len(today.at) - len(before.at)
-    assert np.allclose(before.time_us, today.time_us[~ordered]) and (before.added >= today.added[~ordered]).all()
+    assert today.added.tolist() == [2, 29 / 8] and before.added.tolist() == [2, 8]
+    assert (before.weight < today.weight).all()
 
 
 @pytest.mark.parametrize(("batch", "layout"), [(1, "tn"), (1, "nt"), (9, "tt")])
