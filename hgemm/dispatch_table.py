@@ -504,15 +504,15 @@ ROUND_WAITS = 3
 the partial sums of its tile are added. Source: 846 launches of 2 to 6 rounds in benchmarks/data/space_splits_h100.json."""
 
 
-ADDED_BY_ONE = 3
-"""Parts that the last CTA of a tile adds alone. If there are more, and one round of the SMs, all CTAs add them, and each further
-part costs an eighth. Source: split_shares_h100.json and split_orders_h100.json in benchmarks/data."""
+MIN_SHARING_SPLITS = 4
+"""Splits from which on all CTAs of a tile finish it together, if all CTAs of the launch run at the same time. Each further one then
+costs an eighth. With 2, sharing takes 3 % longer. Source: split_shares_h100.json and split_orders_h100.json in benchmarks/data."""
 
 
 def partial_eighths(row: Row, splits: int, ctas: int, places: int) -> int:
     """Return how many parts a launch stores and adds, in eighths. `places` CTAs run at the same time."""
-    if row.persistent and splits > ADDED_BY_ONE and ctas <= places:
-        return 7 * ADDED_BY_ONE + splits
+    if row.persistent and splits >= MIN_SHARING_SPLITS and ctas <= places:
+        return 7 * (MIN_SHARING_SPLITS - 1) + splits
     return 8 * splits
 
 

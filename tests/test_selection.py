@@ -21,12 +21,10 @@ import hgemm
 from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
 from generator.export.selection import ROWS_OF_SIZE, SORTS, computes, holes, kinds_of, promised_types
-from generator.families.common import MIN_SHARING_SPLITS
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dispatch_table import (
-    ADDED_BY_ONE,
     COMPATIBLE,
     EXACT,
     GPCS,
@@ -332,7 +330,6 @@ def test_a_part_costs_less_if_all_ctas_of_a_tile_add_it() -> None:
     added = [[partial_eighths(row, splits, 4 * splits, 32) for splits in (2, 3, 4, 8, 9)] for row in (by_all, by_one)]
     assert added[1] == [16, 24, 32, 64, 72]
     assert added[0] == [16, 24, 25, 29, 72]  # 9 parts of 4 tiles are more than 32 CTAs
-    assert ADDED_BY_ONE + 1 == MIN_SHARING_SPLITS  # of the templates
 
 
 # ---- Measurements ---------------------------------------------------------------------------------------------------

@@ -618,12 +618,18 @@ def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None
     assert supply.keys.keys() >= {kernel.traits.symbol for kernel in supply.kernels(works[1])}
 
 
-def test_made_variants_that_are_not_chosen_are_removed(made: FakeMake) -> None:
+def two_made(made: FakeMake) -> tuple[Generating, str, str]:
+    """Return a supply and the variants that it has made."""
     supply = generating(made, [Work(4096, 4096, 4096)], candidates=4)
     for _ in range(4):
         made.go.release()
     supply.ready([Work(4096, 4096, 4096)])
-    _, chosen, other = made.made  # the first one spills
+    _, one, other = made.made  # the first one spills
+    return supply, one, other
+
+
+def test_made_variants_that_are_not_chosen_are_removed(made: FakeMake) -> None:
+    supply, chosen, other = two_made(made)
     (made.library.folder / other / "notes.txt").write_text("mine")
     supply.keep({chosen})
     assert chosen in {row["symbol"] for row in made.library.rows()}
@@ -634,11 +640,7 @@ def test_made_variants_that_are_not_chosen_are_removed(made: FakeMake) -> None:
 
 
 def test_a_variant_that_is_gone_is_not_missed(made: FakeMake) -> None:
-    supply = generating(made, [Work(4096, 4096, 4096)], candidates=4)
-    for _ in range(4):
-        made.go.release()
-    supply.ready([Work(4096, 4096, 4096)])
-    _, one, other = made.made  # the first one spills
+    supply, one, other = two_made(made)
     shutil.rmtree(made.library.folder / one)  # by another process
     supply.keep(())
     assert not {one, other} & {row["symbol"] for row in made.library.rows()}

@@ -314,10 +314,6 @@ STREAM_K_MIN_K_TILES = 4
 """K-tiles below which storing partial accumulators costs more than it saves."""
 
 
-MIN_SHARING_SPLITS = 4
-"""Splits from which on all CTAs of a tile finish it together. With 2, this takes 3 % longer (docs/performance-notes.md)."""
-
-
 def partials_in_flight(vectors: int, copies_beside: bool = False, to_floats: bool = False) -> int:
     """Return how many vectors of partial accumulators a thread with `vectors` of its own can load at once without a spill.
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from generator.errors import ProofError
-from generator.families.common import MIN_SHARING_SPLITS
 from hgemm.cases import Case, Shape, whole_pairs
+from hgemm.dispatch_table import MIN_SHARING_SPLITS
 from hgemm.dtypes import DTYPES, encode, representable
 from hgemm.epilogue_reference import Interval, evaluate
 from hgemm.launch_traits import LaunchTraits

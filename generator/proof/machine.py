@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 
-from generator.families.common import MIN_SHARING_SPLITS
 from generator.proof import executor as abi
 from generator.proof.coverage import Coverage
 from generator.proof.executor import Adversary, Executable, Launch, Region, Report
 from generator.proof.sandbox import arena
 from hgemm.cases import KINDS, TILES_PER_CTA, Case, Shape, cases_of, covering_cases, far_case, varied, whole_pairs
+from hgemm.dispatch_table import MIN_SHARING_SPLITS
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DeviceError
 from hgemm.launch import (

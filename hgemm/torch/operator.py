@@ -101,14 +101,17 @@ def matmul(
 
 
 def on_gpu(operation: Callable[..., Any], a: Tensor, *others: Any, **options: Any) -> Any:
-    """Call an operator, which exists for tensors of the GPU only."""
+    """Call an operator. The package implements it for the GPU only, but a program may register it for other devices.
+
+    Raises: ProblemError if nothing implements it for the device of `a`; what the operator raises.
+    """
     if a.is_cuda or torch.compiler.is_compiling():
         return operation(a, *others, **options)
     try:
         return operation(a, *others, **options)
-    except NotImplementedError:
+    except NotImplementedError as error:
         fix = "move the tensors to the GPU, or pass NumPy arrays to Library.matmul"
-        raise ProblemError(f"a is on {a.device}: {fix}") from None
+        raise ProblemError(f"a is on {a.device}: {fix}") from error
 
 
 def linear(

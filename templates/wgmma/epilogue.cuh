@@ -25,10 +25,10 @@ struct BitsOf<4> {
 
 // ---- Subtiles of D in shared memory -------------------------------------------------------------------------------
 
-// A subtile is (64, columns) of D. The TMA stores it in boxes (64, box_width); with swap_ab in boxes (box_columns, 64), one after
-// another: one box, unless a tile's last subtile is narrower.
 HGEMM_DEVICE constexpr int common_divisor(int x, int y) { return y == 0 ? x : common_divisor(y, x % y); }
 
+// A subtile is (64, columns) of D. The TMA stores it in boxes (64, box_width); with swap_ab in boxes (box_columns, 64), one after
+// another: one box, unless a tile's last subtile is narrower.
 template <class Policy>
 struct StagedSubtile {
   using Out = typename Policy::Out;

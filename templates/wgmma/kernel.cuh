@@ -38,6 +38,7 @@ struct SharedStorage {
   typename Epilogue<Policy>::Shared epilogue;
   typename Mainloop<Policy>::Barriers barriers;
   // Whether this CTA is the last to store its partials of a tile, or of a row of tiles. With pingpong, each consumer has a flag.
+  // Or this CTA's share of a tile: see SplitKShares.
   uint32_t is_last[flags_of<Policy>];
 };
 
@@ -217,7 +218,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         // No split is empty: the host passes at most as many splits as k-tiles.
         using Reduction = SplitK<Policy, Accumulators, Threads>;
         uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
-        bool finishes = true;  // this CTA the whole tile
+        bool finishes = true;  // whether this CTA finishes the whole tile
         if (work.splits == 1) {
           if (parts == 1) sums.convert(accumulators);
         } else if (!Policy::persistent || work.splits < Policy::min_sharing_splits || scheduler.items > scheduler.step) {

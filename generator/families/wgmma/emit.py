@@ -7,7 +7,6 @@ from typing import Any
 from generator.families.base import Form
 from generator.families.common import (
     CUTE_ELEMENTS,
-    MIN_SHARING_SPLITS,
     STREAM_K_MIN_K_TILES,
     common_values,
     cute_integers,
@@ -16,6 +15,7 @@ from generator.families.common import (
 from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.spec import DTYPE_BYTES
+from hgemm.dispatch_table import MIN_SHARING_SPLITS
 from hgemm.epilogue import accumulators_of
 from hgemm.problem import LONG_ACTIVATIONS
 from hgemm.tensor_maps import ROWS_PER_WARPGROUP

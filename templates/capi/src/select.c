@@ -321,13 +321,13 @@ static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t c
   return busiest;
 }
 
-enum { ROUND_WAITS = 3, ADDED_BY_ONE = 3, SERIAL_PART_CLOCKS = 400 }; /* dispatch_table.py says why */
+enum { ROUND_WAITS = 3, MIN_SHARING_SPLITS = 4, SERIAL_PART_CLOCKS = 400 }; /* dispatch_table.py says why */
 
 /* Returns how many parts a launch of so many CTAs stores and adds, in eighths. */
 static uint64_t partial_eighths(hgemm_target const *target, uint32_t index, uint32_t splits, uint64_t ctas) {
-  int const by_all = hgemm_rows[index].persistent && splits > ADDED_BY_ONE &&
+  int const by_all = hgemm_rows[index].persistent && splits >= MIN_SHARING_SPLITS &&
                      ctas <= (uint64_t)target->sms_used[index] * target->tiles_per_sm[index];
-  return by_all ? 7 * ADDED_BY_ONE + splits : (uint64_t)8 * splits;
+  return by_all ? 7 * (MIN_SHARING_SPLITS - 1) + splits : (uint64_t)8 * splits;
 }
 
 /* Returns the estimate. If it cannot be below the limit, returns any number that is not. */
