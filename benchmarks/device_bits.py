@@ -21,7 +21,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generator.device_bits import KINDS, BitsCheck, ProductTrial, bits_line, classes_of, compare, digest_of, products
+from generator.device_bits import (
+    KINDS,
+    BitsCheck,
+    ProductTrial,
+    bits_line,
+    classes_of,
+    compare,
+    digest_of,
+    fitted,
+    products,
+)
 from generator.proof.bits import adder
 from generator.proof.executor import Adversary
 from generator.proof.jobs import host_toolchain
@@ -43,7 +53,7 @@ def executed(symbol: str, library: Path, arch: int, seed: int, count: int) -> di
         executable = SandboxedExecutable(made.executable(symbol, ptx), made.runner(), ptx)
         kernel = EmulatedKernel(traits, executable, (Adversary("late", "ahead_low", 1),))
         found = {}
-        for product in products(count, seed):
+        for product in (fitted(traits, one) for one in products(count, seed)):
             trial = ProductTrial(kernel, product, HostMemory(), seed)
             try:
                 found[str(product)] = digest_of(trial.bits())
