@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hgemm
-from benchmarks.epilogue_speed import LAYERS, ROUNDS, SWIGLU, Layer, check, fastest, timed
+from benchmarks.epilogue_speed import FINALISTS, LAYERS, ROUNDS, SWIGLU, Layer, check, fastest, finalist, timed, trial
 from hgemm.epilogue_language import as_epilogue
 
 CONFIGS = (
@@ -141,10 +141,13 @@ def time_layer(kernels: list[hgemm.Kernel], m: int, cutlass: ctypes.CDLL | None)
         "quack": quack_runs(layer) if importlib.util.find_spec("quack") else {},
     }
     right = {side: correct(layer, candidates, refused) for side, candidates in offered.items()}
-    tried = timed(
-        {name: run for one in right.values() for name, run in one.items()}, layer.sets, layer.guess_us, 9, 0.3
-    )
-    best = {side: min(one, key=lambda name: statistics.median(tried[name])) for side, one in right.items() if one}
+    products = {"products": layer.torchs(layer.products)}
+    tried = trial({name: run for one in right.values() for name, run in one.items()}, products, layer, 7)
+    best = {}
+    for side, candidates in right.items():
+        first = sorted(candidates, key=lambda name: -tried[name])[:FINALISTS]
+        if first:
+            best[side] = finalist({name: candidates[name] for name in first}, products, layer)
     runs = {side: right[side][name] for side, name in best.items()}
     row: dict[str, Any] = {"m": m, "n": layer.n, "k": layer.k, "kernels": best, "refused": refused}
     times = timed(runs, layer.sets, layer.guess_us, ROUNDS)
