@@ -111,6 +111,13 @@ def test_a_call_computes_its_expression(opened: Library, driver: ExpressionDrive
         assert (arrays["out"] == expected(arrays, inputs, alpha)).all()
 
 
+def test_a_batch_may_share_a(opened: Library, driver: ExpressionDriver) -> None:
+    arrays, inputs = given(batch=(3,))
+    arrays["a"] = arrays["a"][0]
+    Library(opened.folder).matmul(**on_gpu(arrays), epilogue=fused, inputs=on_gpu(inputs))
+    assert (arrays["out"] == expected(arrays, inputs)).all()
+
+
 def test_inputs_may_lie_elsewhere_in_later_calls(opened: Library, driver: ExpressionDriver) -> None:
     library = Library(opened.folder)
     for seed in range(3):

@@ -52,6 +52,14 @@ def test_a_batch_is_computed_and_nothing_is_run_for_an_empty_result(library: hge
     assert library.matmul(draw(0, 24), draw(32, 24).T).shape == (0, 32)
 
 
+def test_heads_of_q_k_and_v_are_matrices_of_their_own(library: hgemm.Library, on_cpu: None) -> None:
+    x, w = draw(16, 24), draw(5, 8, 24)  # 3 heads of q, 1 of k, 1 of v
+    q, k, v = np.split(library.matmul(x, w.swapaxes(1, 2)), [3, 4])
+    for found, weights in ((q, w[:3]), (k, w[3:4]), (v, w[4:])):
+        expected = x.astype(float) @ weights.swapaxes(1, 2).astype(float)
+        assert found.flags.c_contiguous and np.array_equal(found, expected.astype(np.float16))
+
+
 def test_a_product_that_takes_long_is_refused_with_the_time(library: hgemm.Library) -> None:
     x = np.broadcast_to(np.float16(1), (8192, 8192))
     with pytest.raises(ProblemError, match="contiguous"):
