@@ -574,7 +574,7 @@ class FakeMake:
     def __init__(self, library: Library) -> None:
         self.library, self.go, self.made = library, threading.Semaphore(0), []
 
-    def __call__(self, plans: Sequence, settings, jobs: int) -> Iterator[tuple[int, Outcome]]:
+    def __call__(self, plans: Sequence, settings, jobs: int, max_batch: int) -> Iterator[tuple[int, Outcome]]:
         for place, plan in enumerate(plans):
             assert self.go.acquire(timeout=20)
             record, files = make_record(planned_record(plan)["symbol"])
@@ -710,7 +710,7 @@ def test_missing_kernels_of_an_expression_are_made(made: FakeMake, text: str) ->
 
 
 def test_an_error_of_all_making_is_raised_where_variants_are_waited_for(made: FakeMake, monkeypatch) -> None:
-    def fail(*_: object) -> Iterator:
+    def fail(*_: object, **__: object) -> Iterator:
         raise LibraryError("no space is left")
         yield
 

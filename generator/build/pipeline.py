@@ -261,12 +261,17 @@ class WorkerPool(Protocol):
 
 
 def make(
-    plans: Sequence[Plan], settings: Settings, processes: int, worker_pool: WorkerPool | None = None
+    plans: Sequence[Plan],
+    settings: Settings,
+    processes: int,
+    worker_pool: WorkerPool | None = None,
+    max_batch: int = MAX_BATCH,
 ) -> Iterator[tuple[int, Outcome]]:
     """Yield (place, outcome) of each legal plan as it arrives: first the cached variants, then the built ones.
 
     `worker_pool` builds if given, else `processes` worker processes; a crash of a compiler then costs one kernel. With no
-    processes, or one plan, this process builds. That is faster, but a crash of a compiler ends it.
+    processes, or one plan, this process builds. That is faster, but a crash of a compiler ends it. Outcomes of worker processes
+    arrive in batches of at most `max_batch`. Small batches arrive earlier, and take more time in all.
     Raises: HgemmError if nothing can be built: a missing compiler, or a folder that cannot be written.
     """
     missing: dict[int, Prepared] = {}
@@ -286,7 +291,7 @@ def make(
     elif not processes or len(wanted) == 1:
         done = _in_this_process(wanted, settings)
     else:
-        done = _in_processes(wanted, settings, processes)
+        done = _in_processes(wanted, settings, processes, max_batch)
     for place, outcome in done:
         yield places[place], outcome
 
@@ -403,13 +408,15 @@ def _in_this_process(kernels: Sequence[Prepared], settings: Settings) -> Iterato
         yield from enumerate(build_and_file(kernels[start : start + MAX_BATCH], settings), start)
 
 
-def _in_processes(kernels: Sequence[Prepared], settings: Settings, processes: int) -> Iterator[tuple[int, Outcome]]:
+def _in_processes(
+    kernels: Sequence[Prepared], settings: Settings, processes: int, max_batch: int
+) -> Iterator[tuple[int, Outcome]]:
     """Build kernels in worker processes, which also store them."""
     from generator.build.workers import process_pool  # needed only for several kernels
 
     settings = replace(settings, library=Library(settings.library.folder.absolute()))  # a process has another folder
     with process_pool(min(processes, len(kernels))) as pool:
-        for place, result in run(partial(build_and_file, settings=settings), kernels, pool):
+        for place, result in run(partial(build_and_file, settings=settings), kernels, pool, max_batch):
             yield place, _lost(kernels[place], result) if isinstance(result, Lost) else result
 
 

@@ -56,7 +56,9 @@ class Pool:
     death: Callable[[Exception], str]
 
 
-def run(task: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any], pool: Pool) -> Iterator[tuple[int, Any]]:
+def run(
+    task: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any], pool: Pool, max_batch: int = MAX_BATCH
+) -> Iterator[tuple[int, Any]]:
     """Run `task` on batches of items. Yield (place, result or Lost) once per item, as results arrive.
 
     Only a few batches more than there are workers are under way, so that memory does not grow with the items. What a worker
@@ -64,7 +66,7 @@ def run(task: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any], po
     and one that is lost has itself to blame.
     Raises: what the task or the pool's check raises.
     """
-    batches, suspects = deque(_batches(len(items), pool.width())), deque[int]()
+    batches, suspects = deque(_batches(len(items), pool.width(), max_batch)), deque[int]()
     running: dict[Future[Sequence[Any]], list[int]] = {}
     tried_alone: set[int] = set()
 
@@ -101,10 +103,10 @@ def run(task: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any], po
             future.cancel()
 
 
-def _batches(count: int, width: int) -> list[list[int]]:
+def _batches(count: int, width: int, max_batch: int = MAX_BATCH) -> list[list[int]]:
     """Split the places into batches. Long batches share an inspection; short ones keep all workers busy until the end."""
     share = count // (2 * width) if width > 1 else count
-    size = max(1, min(MAX_BATCH, share))
+    size = max(1, min(max_batch, share))
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 

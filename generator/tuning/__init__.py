@@ -140,6 +140,8 @@ def planned_record(plan: Plan) -> Mapping[str, Any]:
 
 
 _STOP_S = 10.0
+_BATCH = 2
+"""Kernels of a batch. A problem is measured when its candidates are built, so they have to arrive early."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ class Generating:
     def _make(self, plans: Sequence[Plan]) -> None:
         settings = Settings(self._library, templates_folder())
         try:
-            with closing(make(plans, settings, self._search.jobs)) as outcomes:
+            with closing(make(plans, settings, self._search.jobs, max_batch=_BATCH)) as outcomes:
                 for number, (_, outcome) in enumerate(outcomes, 1):
                     self._record_outcome(outcome)
                     self._log(f"made {number}/{len(plans)}: {outcome.status} {outcome.symbol}")

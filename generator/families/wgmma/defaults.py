@@ -71,6 +71,7 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
     near = nearest_tile(own, True, DTYPE_BYTES[fields["dtype_a"]])
     sharings = _sharing(near, fields["schedule"])
     clusters = _clusters(tile, fields["schedule"]) if fields["copy"] == "tma" else [Cluster(1, 1)]
+    stores, clusters = stores[: 1 if "store" in fields else None], clusters[: 1 if "cluster" in fields else None]
     for store, (cooperation, consumers), cluster in itertools.product(stores, sharings, clusters):
         choice = {
             "swap_ab": swap_ab,
@@ -78,7 +79,7 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
             "cooperation": cooperation,
             "consumers": consumers,
             "cluster": cluster,
-            "raster": _raster(tile),
+            "raster": fields.get("raster") or _raster(tile),
         }
         yield {"cta_tile": tile, **{name: fields.get(name, value) for name, value in choice.items()}}
 
