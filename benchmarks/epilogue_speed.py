@@ -10,6 +10,7 @@ epilogue reads. `over` is the time of `fused` over that of `plain` and `copied`.
 With --tuned, `fused` and `plain` are what a library selects that `hgemm tune` measured. Nothing is built, and there is no `same`.
 A whole MLP is two of our launches: the hidden layer, and the product back with the MLP's input as residual.
 A gallery has each function of examples/epilogues.py on one product, beside the plain kernel of the same tile.
+Q, K and V of Llama 3 8B are one D, a matrix for each head, or torch's three products.
 Units: microseconds.
 """
 
@@ -63,13 +64,14 @@ TILES: tuple[dict[str, Any], ...] = (
     {"tile": "128x192x64", "cooperation": "pingpong", "cluster": "2x1", "raster": "group:4,group:16"},
     {"tile": "64x256x64", "cooperation": "pingpong", "cluster": "2x1"},
 )
-PARTS = ("layers", "mlp", "gallery")
+PARTS = ("layers", "mlp", "gallery", "heads")
 GALLERY_TILE = {"tile": "128x256x64", "cooperation": "cooperative", "cluster": "2x1"}
 GALLERY = (
     *("scaled", "addmm", "dequantized", "rms_norm", "swiglu", "gelu_grad"),
     *("masked", "soft_capped", "clipped", "mobile", "mixed", "positive"),
 )
 GALLERY_SIZE = 4096
+QKV_HEADS, HEAD_COLUMNS = (32, 8, 8), 128
 ROTATED_BYTES = 256 << 20
 """Together, the operands of a graph exceed the L2 cache several times."""
 GRAPH_MS, ROUNDS = 6.0, 31
@@ -464,6 +466,42 @@ def gallery(kernels: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
         yield {"function": name, "us": us, "ratio": _ratio(times["plain"], times["fused"]), "copied": copied}
 
 
+def time_heads(kernels: list[Any], m: int) -> dict[str, Any]:
+    """Return the medians of Q, K and V, by where they are written. Above 1, matrices of the heads are faster."""
+    import torch
+
+    heads, k = sum(QKV_HEADS), HIDDEN
+    layer = Layer(LINEAR, m, heads * HEAD_COLUMNS, k)
+    of_heads = [torch.empty(heads, m, HEAD_COLUMNS, device="cuda", dtype=torch.float16) for _ in range(layer.sets)]
+
+    def separate(kernel: Any) -> Callable[[int], object]:
+        def run(at: int) -> object:
+            w = layer.w[at].view(heads, HEAD_COLUMNS, k).transpose(1, 2)
+            return kernel(layer.x[at], w, of_heads[at], stream=torch.cuda.current_stream().cuda_stream)
+
+        return run
+
+    columns = [count * HEAD_COLUMNS for count in QKV_HEADS]
+    three = {"three": lambda at: [torch.mm(layer.x[at], w.t()) for w in layer.w[at].split(columns)]}
+    found = {}
+    for name, run_of in (("heads", separate), ("one", lambda kernel: layer.ours(kernel, False))):
+        runs = {kernel.symbol: run_of(kernel) for kernel in kernels}
+        speedups = trial(runs, three, layer, 7)
+        best = sorted(runs, key=lambda symbol: -speedups[symbol])[:FINALISTS]
+        symbol = finalist({one: runs[one] for one in best}, three, layer)
+        found[name] = symbol, runs[symbol]
+    runs = {**{name: run for name, (_, run) in found.items()}, **three, "products": layer.torchs(layer.products)}
+    runs["heads"](0)
+    check("heads", of_heads[0].transpose(0, 1).reshape(m, -1), runs["products"](0))
+    times = timed(runs, layer.sets, layer.guess_us, ROUNDS)
+    return {
+        "m": m,
+        "kernels": {name: symbol for name, (symbol, _) in found.items()},
+        "us": {one: round(statistics.median(us), 2) for one, us in times.items()},
+        "ratios": {one: _ratio(times[one], times["heads"]) for one in runs if one != "heads"},
+    }
+
+
 def measured(choice: Choice, args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row, and the part that it belongs to."""
     if "gallery" in args.part:
@@ -471,6 +509,8 @@ def measured(choice: Choice, args: argparse.Namespace) -> Iterator[tuple[str, di
     for m in args.tokens:  # torch.compile tunes a size once, for MLPs and layers
         for name in args.mlps if "mlp" in args.part else ():
             yield "mlp", time_mlp(choice, name, m, args.compiled)
+        if "heads" in args.part:
+            yield "heads", time_heads(choice.kernels["none"], m)
         for name in args.layers if "layers" in args.part else ():
             text = SWIGLU if name == "gate_up" else LINEAR
             yield "layers", time_layer(choice, name, text, m, args.compiled)
@@ -492,8 +532,8 @@ def main() -> None:
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if args.tuned and "gallery" in args.part:
-        parser.error("--tuned excludes the gallery: use --part layers mlp")
+    if args.tuned and {"gallery", "heads"} & {*args.part}:
+        parser.error("--tuned is for layers and MLPs: use --part layers mlp")
     choice = Choice({}, hgemm.open(args.library)) if args.tuned else Choice(build(args.library, args.jobs))
     if args.build_only:
         return
