@@ -38,6 +38,7 @@ from hgemm.dispatch_table import (
     ROUND_WAITS,
     STRADDLING_PART,
     Row,
+    element_store_clocks,
     partial_eighths,
     row_of,
     sms_used,
@@ -85,7 +86,8 @@ def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, with
     """Return what `catalog_choice measure` wrote on one GPU, with kernels by their timing identity.
 
     A problem is [m, n, k, cuBLASLt's first, cuBLASLt's best, times], then [batch, layout] if it is not one product in layout tn. A
-    time is [kernel, time], or [kernel, time, splits, whole tiles] if the launch decides the splits. Units: nanoseconds.
+    time is [kernel, time], or [kernel, time, splits, whole tiles] if the launch decides the splits. Kernels that store single
+    elements are left out, because no identity tells them from others. Units: nanoseconds.
     """
     numbers: dict[Words, int] = {}
     problems: list[list[Any]] = []
@@ -100,7 +102,8 @@ def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, with
             )
             for name, time_us in sorted(problem["us"].items(), key=lambda item: item[1]):
                 symbol, _, options = name.partition("@")
-                words = identity(document["specs"][symbol])
+                spec = document["specs"][symbol]
+                words = () if element_store_clocks(spec) else identity(spec)
                 if words and time_us <= limit:
                     kernel = numbers.setdefault(words, len(numbers))
                     times.append([kernel, round(1e3 * time_us), *map(int, options.split("/") if options else ())])

@@ -20,7 +20,7 @@ from hgemm.epilogue import NONE
 from hgemm.errors import LibraryError, RequestError
 from hgemm.gpus import TYPICAL
 from hgemm.launch import COUNTER_BYTES, PANEL_ROWS, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
-from hgemm.launch_traits import LaunchTraits
+from hgemm.launch_traits import VECTOR_BYTES, LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
 from hgemm.model.calibrated import (
     DRAM_GBYTES_PER_S,
@@ -441,13 +441,27 @@ def clocks_of(record: Mapping[str, Any], calibrated: Calibration | None = None) 
     factors, level = found.measured(spec), OF_KERNEL
     if factors is None:
         factors, level = found.of_family(spec), OF_FAMILY
+    ctas_per_sm = record["resources"]["ctas_per_sm"]
     if factors is None:
-        return corrected_clocks(
-            model_clocks_of(record, record["resources"]["ctas_per_sm"]), found.of_gpu(spec), UNCALIBRATED
-        )
-    # The calibration was fitted with the planned occupancy. The built one may be higher.
-    ctas_per_sm = min(record["resources"]["ctas_per_sm"], spec["ctas_per_sm"])
-    return corrected_clocks(model_clocks_of(record, ctas_per_sm), factors, level)
+        factors, level = found.of_gpu(spec), UNCALIBRATED
+    else:  # the calibration was fitted with the planned occupancy; the built one may be higher
+        ctas_per_sm = min(ctas_per_sm, spec["ctas_per_sm"])
+    clocks, more = corrected_clocks(model_clocks_of(record, ctas_per_sm), factors, level), element_store_clocks(spec)
+    return replace(clocks, tile=clocks.tile + more, single_tile=clocks.single_tile + more)
+
+
+ELEMENT_STORE_CLOCKS, PAIR_STORE_CLOCKS, SWAPPED_STORE_CLOCKS = 0.8, 0.4, 0.2
+"""What a tile of a wgmma kernel takes longer, for each element, if D is aligned to one element, to more, or if the kernel swaps A
+and B. The other terms are those of kernels that store whole vectors. Source: H100, launches of 5 kernels with k of 64 to 1,000."""
+
+
+def element_store_clocks(spec: Mapping[str, Any]) -> int:
+    """Return what a tile of a wgmma kernel takes longer because D is not aligned to vectors. Units: SM clocks."""
+    if not by_wgmma(spec) or spec["align_d"] * DTYPES[spec["dtype_d"]].bytes >= VECTOR_BYTES:
+        return 0
+    m, n, _ = map(int, spec["cta_tile"].split("x"))
+    aligned = PAIR_STORE_CLOCKS if spec["align_d"] > 1 else ELEMENT_STORE_CLOCKS
+    return round(m * n * (SWAPPED_STORE_CLOCKS if spec.get("swap_ab") else aligned))
 
 
 def corrected_clocks(clocks: Clocks, factors: Factors, level: int = OF_KERNEL) -> Clocks:
