@@ -34,6 +34,7 @@ from generator.export.selection import selected
 from generator.store.library import Library
 from generator.tuning import Generating, Search, archs_of, planned_record, plans_for
 from hgemm.bench.contenders import query_of, symbol_of
+from hgemm.bench.device import Telemetry
 from hgemm.bench.measure import MEMORY, Race, without_memory
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.runner import problem_of
@@ -174,6 +175,22 @@ def test_the_selected_variant_stays_unless_a_second_look_confirms_another(
     result = tuned(plan_of(folder, works=WORKS[:1]))["results"][0]
     assert result["ours"] == winner and result["second_look"]["ahead"] == round(8.2 / again_us - 1, 4)
     assert read_sessions(folder)[0].results[0].times[0].time_us == result["figures"][winner]["time_us"]
+
+
+@pytest.mark.parametrize(("limits", "winner"), [([], "hgemm_middle"), (["sw_power_cap"], "hgemm_third")])
+def test_turns_with_one_reference_decide_at_the_power_limit(
+    driver: BenchDriver, folder: Path, monkeypatch: pytest.MonkeyPatch, limits: list[str], winner: str
+) -> None:
+    driver.cost_us |= {"hgemm_fast": 8.2, "hgemm_middle": 8.0, "hgemm_third": 8.05}
+    look = tuning_of_problem._second_look
+    monkeypatch.setattr(Telemetry, "between", lambda *_: {"limited_by": limits})
+
+    def alone(race, reference: str, name: str, *arguments) -> dict[str, float]:
+        driver.cost_us["hgemm_third"] = 7.0 if name == "hgemm_third" else 8.05  # it needs less power than the others
+        return look(race, reference, name, *arguments)
+
+    monkeypatch.setattr(tuning_of_problem, "_second_look", alone)
+    assert winners(tuned(plan_of(folder, works=WORKS[:1]))) == [winner]
 
 
 def test_the_selected_variant_is_a_finalist(driver: BenchDriver, folder: Path) -> None:
@@ -662,7 +679,7 @@ def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
     assert first in [kernel.traits.symbol for kernel in supply.kernels(work)]
 
 
-def test_half_of_the_candidates_are_variants_that_the_library_had(made: FakeMake) -> None:
+def test_a_quarter_of_the_candidates_are_variants_that_the_library_had(made: FakeMake) -> None:
     work, plans = Work(4096, 4096, 4096), plans_for(Work(4096, 4096, 4096), ["sm_90a"], None)
     slow = generating(made, [work]).ranking.best(work, len(plans))[-3:]
     for symbol in slow:
@@ -671,8 +688,8 @@ def test_half_of_the_candidates_are_variants_that_the_library_had(made: FakeMake
             planned_record(plans[symbol]), resources=resources_of(plans[symbol], plans[symbol].spec.ctas_per_sm)
         )
         made.library.publish(record, files)
-    supply = Generating(made.library, slow, Search([work], 4, ("sm_90a",), None, 1), H200, lambda text: None)
-    for _ in range(2):
+    supply = Generating(made.library, slow, Search([work], 8, ("sm_90a",), None, 1), H200, lambda text: None)
+    for _ in range(6):
         made.go.release()
     assert supply.ready([work]) == work
     assert len([kernel for kernel in supply.kernels(work) if kernel.traits.symbol in slow]) >= 2
@@ -681,8 +698,10 @@ def test_half_of_the_candidates_are_variants_that_the_library_had(made: FakeMake
 
 def test_candidates_have_many_tiles(made: FakeMake) -> None:
     supply = generating(made, [Work(4096, 4096, 4096)])
-    tiles = [tile_of(symbol) for symbol in supply.ranking.best(Work(600, 3072, 2048), 24)]
-    assert len(set(tiles)) >= 8 and max(map(tiles.count, tiles)) <= ALIKE
+    symbols = supply.ranking.best(Work(600, 3072, 2048), 24)
+    rows = [supply.ranking.rows[symbol][1] for symbol in symbols]
+    sorts = [(tile_of(symbol), row.decides_splits, row.splits) for symbol, row in zip(symbols, rows)]
+    assert len({tile for tile, *_ in sorts}) >= 8 and max(map(sorts.count, sorts)) <= ALIKE
 
 
 def test_candidates_cut_a_problem_into_many_grids(made: FakeMake) -> None:
@@ -690,8 +709,8 @@ def test_candidates_cut_a_problem_into_many_grids(made: FakeMake) -> None:
     work = Work(180, 4096, 704)
     ranking = generating(made, [work]).ranking
     rows = [ranking.rows[symbol][1] for symbol in ranking.best(work, 24)]
-    grids = [(-(-180 // row.tile_m), -(-4096 // row.tile_n)) for row in rows]
-    assert len(set(grids)) >= 8 and max(map(grids.count, grids)) <= ALIKE
+    sorts = [(-(-180 // row.tile_m), -(-4096 // row.tile_n), row.decides_splits, row.splits) for row in rows]
+    assert len({(down, across) for down, across, *_ in sorts}) >= 8 and max(map(sorts.count, sorts)) <= ALIKE
 
 
 @pytest.mark.parametrize("text", ["residual: Matrix; gelu(acc) + residual", "silu(gate) * up"])

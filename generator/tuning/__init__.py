@@ -201,9 +201,9 @@ class Generating:
         return [open_kernel(self._library, symbol) for symbol in self._best(work, available)]
 
     def _best(self, work: Work, among: Container[str] | None = None) -> list[str]:
-        """Return the candidates for a problem. Half of them are variants that the library had, whose estimates are often better."""
+        """Return the candidates for a problem. A quarter are variants that the library had, whose estimates are often better."""
         count = self._search.candidates
-        own = self.ranking.best(work, count // 2, among=self._own)
+        own = self.ranking.best(work, count // 4, among=self._own)
         return list(dict.fromkeys([*own, *self.ranking.best(work, count, among)]))[:count]
 
     def keep(self, chosen: Collection[str]) -> None:
