@@ -794,9 +794,37 @@ struct Epilogue {
 
   template <Bias BIAS, class Accumulators>
   HGEMM_DEVICE void run_unrolled(Accumulators const& accumulators, int batch, int row_first, int column_first) {
+    constexpr int count = Accumulators::mma_m * subtiles;
+    if constexpr (by_tma && count > 1 && count <= Policy::epilogue_stages) {
+      run_at_once<BIAS, count>(accumulators, batch, row_first, column_first);
+    } else {
+      HGEMM_UNROLL
+      for (int index = 0; index < count; ++index) {
+        store_subtile<true, BIAS>(accumulators, index, batch, row_first, column_first, false);
+      }
+    }
+  }
+
+  // Fills all subtiles, each in a stage of its own, and then stores them: with one wait and one barrier for all.
+  template <Bias BIAS, int COUNT, class Accumulators>
+  HGEMM_DEVICE void run_at_once(Accumulators const& accumulators, int batch, int row_first, int column_first) {
+    wait_for_boxes<persistent<Policy>(), 0>();
+    EpilogueSubtile<Accumulators::in_pairs> subtile;
     HGEMM_UNROLL
-    for (int index = 0; index < Accumulators::mma_m * subtiles; ++index) {
-      store_subtile<true, BIAS>(accumulators, index, batch, row_first, column_first, false);
+    for (int index = 0; index < COUNT; ++index) {
+      subtile.place(index, batch, row_first, column_first);
+      subtile.pick(accumulators, index);
+      float results[columns / 8][4];
+      combine<false, BIAS>(subtile, results);
+      activate_all(subtile.count, results);
+      put_subtile(subtile, results, shared.subtile[consumer][index]);
+    }
+    boxes_are_written();
+    if (!stores) return;
+    HGEMM_UNROLL
+    for (int index = 0; index < COUNT; ++index) {
+      subtile.place(index, batch, row_first, column_first);
+      store_boxes(subtile, shared.subtile[consumer][index]);
     }
   }
 
@@ -853,14 +881,9 @@ struct Epilogue {
     activate_all(subtile.count, results);
     unsigned char* const boxes = shared.subtile[consumer][stage];
     if constexpr (!through_boxes) wait_for_boxes<REUSES_STAGES>();  // so late that the loads of C and bias overlap it
-    HGEMM_UNROLL
-    for (int j = 0; j < columns / 8; j += step) {
-      if (last_columns < columns && j >= subtile.count / 8) continue;
-      put_groups(subtile, results, j, boxes);
-    }
+    put_subtile(subtile, results, boxes);
     if constexpr (by_tma) {
-      atoms::fence_proxy_async();
-      atoms::named_barrier(1 + consumer, 128);  // the boxes are written
+      boxes_are_written();
       if (!PLAIN && ends_within_vec()) {
         copy_out(subtile, boxes);
       } else if (stores) {
@@ -870,13 +893,19 @@ struct Epilogue {
     }
   }
 
-  // Waits until the boxes of the stage may be written.
-  template <bool REUSES_STAGES>
+  // Waits until the boxes of the stage may be written, or those of all stages if no stores may be PENDING.
+  template <bool REUSES_STAGES, int PENDING = Policy::epilogue_stages - 1>
   HGEMM_DEVICE void wait_for_boxes() const {
     if constexpr (by_tma && REUSES_STAGES) {
-      if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
+      if (stores) atoms::tma_store_wait_read<PENDING>();
       atoms::named_barrier(1 + consumer, 128);
     }
+  }
+
+  // Waits until the warpgroup has written its boxes, for the TMA to read.
+  HGEMM_DEVICE void boxes_are_written() const {
+    atoms::fence_proxy_async();
+    atoms::named_barrier(1 + consumer, 128);
   }
 
   // Waits until the TMA has read all of this thread's stores from shared memory.
@@ -960,6 +989,16 @@ struct Epilogue {
       if (last_columns < columns && j >= count / 8) continue;
       HGEMM_UNROLL
       for (int e = 0; e < 4; ++e) results[j][e] = Policy::Activation::apply(results[j][e]);
+    }
+  }
+
+  // Writes a subtile to shared memory or to D.
+  template <class Subtile>
+  HGEMM_DEVICE void put_subtile(Subtile const& subtile, float const (&results)[columns / 8][4], unsigned char* boxes) const {
+    HGEMM_UNROLL
+    for (int j = 0; j < columns / 8; j += step) {
+      if (last_columns < columns && j >= subtile.count / 8) continue;
+      put_groups(subtile, results, j, boxes);
     }
   }
 
