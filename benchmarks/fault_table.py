@@ -908,14 +908,14 @@ WGMMA = (
     # ---- The epilogue
     Fault(
         "no fence before the TMA stores",
-        At("Epilogue::finish_subtile", "fence_proxy_async()").drop(),
+        At("Epilogue::boxes_are_written", "fence_proxy_async()").drop(),
         ONE_TILE,
         ONE_CTA,
         ("proxy",),
     ),
     Fault(
         "boxes stored before they are written",
-        At("Epilogue::finish_subtile", "named_barrier(", after="fence_proxy_async()").drop(),
+        At("Epilogue::boxes_are_written", "named_barrier(").drop(),
         ONE_TILE,
         ONE_CTA,
         ("race", "proxy"),
@@ -2078,14 +2078,14 @@ AUDIT = (
         "one barrier for both consumers",
         (
             At("Epilogue::wait_for_boxes", "named_barrier(").argument(0, "1"),
-            At("Epilogue::finish_subtile", "named_barrier(").argument(0, "1"),
+            At("Epilogue::boxes_are_written", "named_barrier(").argument(0, "1"),
         ),
         AUDIT_90,
     ),
     _audit("stores not committed", At("Epilogue::store_boxes", "tma_store_commit()").drop(), AUDIT_90),
     _audit(
         "boxes written while others store",
-        At("Epilogue::finish_subtile", "named_barrier(", occurrence=1).drop(),
+        At("Epilogue::boxes_are_written", "named_barrier(").drop(),
         AUDIT_90,
     ),
     _audit(
@@ -2105,14 +2105,16 @@ AUDIT = (
     ),
     _audit(
         "the fence by one thread",
-        At("Epilogue::finish_subtile", "atoms::fence_proxy_async()").replace("if (stores) atoms::fence_proxy_async()"),
+        At("Epilogue::boxes_are_written", "atoms::fence_proxy_async()").replace(
+            "if (stores) atoms::fence_proxy_async()"
+        ),
         AUDIT_90,
     ),
     _audit(
         "the fence by one thread, after the barrier",
         (
-            At("Epilogue::finish_subtile", "atoms::fence_proxy_async()").swap_with_next(),
-            At("Epilogue::finish_subtile", "atoms::fence_proxy_async()").replace(
+            At("Epilogue::boxes_are_written", "atoms::fence_proxy_async()").swap_with_next(),
+            At("Epilogue::boxes_are_written", "atoms::fence_proxy_async()").replace(
                 "if (thread == 0) atoms::fence_proxy_async()"
             ),
         ),
@@ -2364,8 +2366,8 @@ OTHERS = (
     ),
     _other("the second consumer begins", At("gemm", "int owner = 0").replace("int owner = 1"), AUDIT_PINGPONG),
     _other(
-        "a turn ended by two threads",
-        At("Mainloop::order_arrive", "overlaps_turns ? 32 : 128").replace("64"),
+        "a turn ended by two warps",
+        At("Mainloop::order_arrive", "% 32").replace("% 64"),
         AUDIT_PINGPONG,
     ),
     _other(

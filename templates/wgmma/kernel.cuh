@@ -129,9 +129,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   Tiles scheduler(problem, worker, atoms::grid_x() / Place::size);
   Mainloop<Policy> mainloop(shared.mainloop, shared.barriers, place);
   Work work;
-  // The producer finds its first tile while the barriers are set up. This takes several divisions.
   bool const loads_by_tma = by_tma && warp == Policy::consumers * 4;
-  bool has_work = loads_by_tma && scheduler.next(work);
 
   // ---- Barriers ----------------------------------------------------------------------------------------------------
   if (warp == 0 && atoms::elect_one()) {
@@ -144,6 +142,10 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   }
   if constexpr (Place::size > 1 || in_cluster) {
     atoms::cluster_arrive_relaxed();
+  }
+  // The producer finds its first tile while the barriers are set up. This takes several divisions.
+  bool has_work = loads_by_tma && scheduler.next(work);
+  if constexpr (Place::size > 1 || in_cluster) {
     atoms::cluster_wait();
   } else {
     atoms::cta_barrier();
@@ -197,14 +199,14 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
           mainloop.multiply(accumulators, m_offset, k_range(mine.k.count, split).count);
           sums.add(accumulators);
         }
-      } else if constexpr (Mainloop<Policy>::overlaps_turns) {
+      } else if constexpr (Policy::pingpong) {
         mainloop.multiply(accumulators, m_offset, mine.k.count, [&] { mainloop.order_arrive(consumer); });
       } else if constexpr (FirstInputs<Policy>::loads) {
         mainloop.multiply(accumulators, m_offset, mine.k.count, load_first);
       } else {
         mainloop.multiply(accumulators, m_offset, mine.k.count);
       }
-      if constexpr (adds_parts<Policy>() || !Mainloop<Policy>::overlaps_turns) mainloop.order_arrive(consumer);
+      if constexpr (adds_parts<Policy>()) mainloop.order_arrive(consumer);
 
       // ---- Epilogue. If several CTAs share a tile along k, reduce their partials first ----------------------------
       if constexpr (Policy::schedule == Schedule::split_k) {

@@ -99,12 +99,9 @@ struct Mainloop : PipelineOf<Policy>::Type {
   static constexpr int readers = Policy::pingpong ? 1 : Policy::consumers;  // warpgroups that read one stage
   static constexpr int wgmma_k = 32 / sizeof(typename Policy::In);
   static constexpr int mma_per_k_tile = Policy::consumer_m / 64 * (Policy::tile_k / wgmma_k);  // of a warpgroup
-  // Whether a ping-pong consumer begins while the last products of the other one are in flight. The warps of the other one have not
-  // met then, so each of them reports.
-  static constexpr bool overlaps_turns = Policy::pingpong && has_expression<Policy>;
 
   struct Barriers : Pipeline::Barriers {
-    // Pingpong: the other consumer has multiplied its tile, or issued its last products. split_k_cluster: all CTAs have read their
+    // Pingpong: the warps of the other consumer have issued the last products of its tile. split_k_cluster: all CTAs have read their
     // stages; this CTA has received its partials.
     uint64_t order[2];
   };
@@ -116,7 +113,7 @@ struct Mainloop : PipelineOf<Policy>::Type {
       : Pipeline(shared, barriers, place), barriers(barriers) {}
 
   HGEMM_DEVICE static void init(Barriers& barriers) {
-    constexpr int warps = overlaps_turns ? 4 : 1;
+    constexpr int warps = Policy::pingpong ? 4 : 1;
     constexpr int arrivals = Policy::schedule == Schedule::split_k_cluster ? Policy::splits : warps;
     Pipeline::init(barriers, readers);
     atoms::mbarrier_init(&barriers.order[0], arrivals);
@@ -167,9 +164,9 @@ struct Mainloop : PipelineOf<Policy>::Type {
       order_phase ^= 1;
     }
   }
+  // Each warp reports: the warps of a consumer do not meet before its last products are complete.
   HGEMM_DEVICE void order_arrive(int consumer) const {
-    constexpr int reporting = overlaps_turns ? 32 : 128;  // threads that report together
-    if (Policy::pingpong && atoms::thread_index() % reporting == 0) atoms::mbarrier_arrive(&barriers.order[1 - consumer]);
+    if (Policy::pingpong && atoms::thread_index() % 32 == 0) atoms::mbarrier_arrive(&barriers.order[1 - consumer]);
   }
 };
 
