@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from hgemm.dtypes import DTYPES
@@ -260,11 +261,7 @@ def _hgmma_cpi(spec: Mapping[str, Any], figure: _FigureReader, width: int, depth
     """Return the cycles of a wgmma: its figure, or an interpolation between the nearest widths."""
     card = figure.card
     for kind in _kinds(spec):
-        known = {}
-        for name in card.figures:
-            match = re.fullmatch(rf"cpi\.hgmma_m64n(\d+)k{depth}_{kind}", name)
-            if match:
-                known[int(match[1])] = name
+        known = _hgmma_figures(frozenset(card.figures), depth, kind)
         low = max((n for n in known if n <= width), default=None)
         high = min((n for n in known if n >= width), default=None)
         if low is not None and high is not None:
@@ -273,6 +270,13 @@ def _hgmma_cpi(spec: Mapping[str, Any], figure: _FigureReader, width: int, depth
     raise RequestError(
         f"{card.name} has no {spec['mma']} of {spec['dtype_a']}: its table lacks cpi.hgmma_{spec['mma']}_*"
     )
+
+
+@lru_cache(maxsize=256)
+def _hgmma_figures(names: frozenset[str], depth: int, kind: str) -> dict[int, str]:
+    """Return the names of a card's cycles of a wgmma of this depth and kind, by its width."""
+    found = (re.fullmatch(rf"cpi\.hgmma_m64n(\d+)k{depth}_{kind}", name) for name in names)
+    return {int(match[1]): match[0] for match in found if match}
 
 
 def _l2(figure: _FigureReader, size_bytes: float) -> float | None:
