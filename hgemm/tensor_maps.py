@@ -19,6 +19,12 @@ SWIZZLES_BYTES = (128, 64, 32)
 Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout", swizzling modes.
 """
 
+MOST_PADDING = 7 / 6
+"""Most bytes that boxes with rows of 128 bytes may load over those with rows of 64, which take longer to load as many bytes.
+
+Source: 224, 160 and 96 columns on an H200, docs/performance-notes.md.
+"""
+
 CORE_ROWS = 8
 """Rows of a core matrix, which swizzles consist of. A slice of a stage must be whole ones."""
 
@@ -65,7 +71,8 @@ class LoadBoxes:
     """One stage of A or B as TMA loads it. If `shared_by` CTAs of a cluster share it, each loads one slice for all, or they take
     turns.
 
-    Rows of an MN-major operand are no longer than `row_extent`, or than the whole extent if that is 0.
+    Rows of an MN-major operand are no longer than `row_extent`, or than the whole extent if that is 0. With `padded`, the last box
+    may be wider than what is left of the extent.
     Shapes: (extent, k). Slices of a K-major operand are along its extent, slices of an MN-major one along k.
     """
 
@@ -75,10 +82,19 @@ class LoadBoxes:
     shared_by: int
     element_bytes: int = 2
     row_extent: int = 0
+    padded: bool = False
 
     @cached_property
     def swizzle_bytes(self) -> int:
-        """Bytes of a box's rows: the widest swizzle that divides the contiguous extent."""
+        """Bytes of a box's rows: the widest swizzle that divides the contiguous extent.
+
+        If the last box may be wider than the rest of the extent, rows have 128 bytes, or 64 if this saves more than MOST_PADDING.
+        """
+        if self.padded and not self.k_major:
+            wide, narrow, narrowest = (-(-self.extent * self.element_bytes // size) * size for size in SWIZZLES_BYTES)
+            if narrowest == SWIZZLES_BYTES[-1]:
+                return narrowest
+            return SWIZZLES_BYTES[0] if wide <= narrow * MOST_PADDING else SWIZZLES_BYTES[1]
         along = (self.k if self.k_major else self.row_extent or self.extent) * self.element_bytes
         return next((size for size in SWIZZLES_BYTES if along % size == 0), SWIZZLES_BYTES[-1])
 
@@ -98,7 +114,8 @@ class LoadBoxes:
 
     @property
     def stage_bytes(self) -> int:
-        return self.extent * self.k * self.element_bytes
+        contiguous, other = (self.k, self.extent) if self.k_major else (self.extent, self.k)
+        return -(-contiguous * self.element_bytes // self.swizzle_bytes) * self.swizzle_bytes * other
 
     def tensor_map(self, operand: str, extent: str, element: str) -> TensorMap:
         return TensorMap(operand, self.box, self.swizzle_bytes, element, "k" if self.k_major else extent)
@@ -232,6 +249,7 @@ _DECIDING = {
     "consumers": 0,
     "cooperation": "cooperative",
     "swap_ab": False,
+    "form": "atoms",
 }
 
 
@@ -254,6 +272,7 @@ def _maps(
     consumers: int,
     cooperation: str,
     swap_ab: bool,
+    form: str,
 ) -> tuple[TensorMap, ...]:
     m, n, k = map(int, cta_tile.split("x"))
     warp_m, warp_n = map(int, warp_tile.split("x"))
@@ -261,8 +280,9 @@ def _maps(
     wgmma, maps = mma.startswith("m64"), []
     if copy == "tma":
         size = DTYPES[dtype_a].bytes
-        a = LoadBoxes(layout[0] == "t", m, k, cluster_n, size, 0 if wgmma else warp_m)
-        b = LoadBoxes(layout[1] == "n", n, k, cluster_m, size, 0 if wgmma else warp_n)
+        padded = wgmma and form == "atoms"
+        a = LoadBoxes(layout[0] == "t", m, k, cluster_n, size, 0 if wgmma else warp_m, padded)
+        b = LoadBoxes(layout[1] == "n", n, k, cluster_m, size, 0 if wgmma else warp_n, padded)
         maps = [a.tensor_map("a", "m", dtype_a), b.tensor_map("b", "n", dtype_b)]
     if wgmma and store == "tma":
         kernel_m, kernel_n = (n, m) if swap_ab else (m, n)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import jinja2
 import pytest
-from conftest import made
+from conftest import made, subject_of
 from jinja2 import meta, nodes
 from records import make_record
 from refusals import assert_refused_by_the_compiler
@@ -23,6 +23,8 @@ from generator.families import expectation_of, family_of
 from generator.families.wgmma.emit import FORMS
 from generator.families.wgmma.plan import WgmmaPlan
 from generator.planner import plan_of as plan_of_spec
+from generator.proof.executor import HostToolchain
+from generator.proof.proving import prove
 from generator.spec import Spec
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -117,6 +119,21 @@ def test_the_numbers_of_the_plan_are_asserted(texts: dict[str, str]) -> None:
     assert f"static_assert(sizeof(hgemm::SharedStorage<Policy>) == {plan.smem_bytes});" in source
     assert f"static_assert(sizeof(hgemm::Mainloop<Policy>::Shared) == {plan.mainloop_bytes});" in source
     assert f"static_assert(hgemm::Mainloop<Policy>::mma_per_k_tile == {plan.mma_per_k_tile});" in source
+
+
+PADDED = (
+    {"layout": "nn", "tile": "8x64x64", "swap_ab": "on", "schedule": "split_k_cluster:2", "stages": "4"},
+    {"layout": "nt", "tile": "40x64x32", "swap_ab": "on", "cluster": "2x1", "dtype": "bf16"},
+    {"layout": "tt", "tile": "64x72x32"},
+)
+
+
+@pytest.mark.parametrize("texts", PADDED, ids=lambda texts: texts["layout"])
+def test_tiles_of_any_width_are_proved_where_the_last_box_is_not_whole(
+    texts: dict[str, str], host_toolchain: HostToolchain
+) -> None:
+    proved = prove(subject_of(emit(plan_of(**texts), TEMPLATES)), host_toolchain)
+    assert not [check.reason for check in proved.checks if not check.passed]
 
 
 WRONG = (

@@ -223,6 +223,18 @@ def _loads(traits: LaunchTraits, operand: str) -> int:
     return 2 if traits.copies_unaligned(operand) else 1
 
 
+def _extent(traits: LaunchTraits, spec: Mapping[str, Any], operand: str) -> float:
+    """Return the mean extent of A or B that a CTA of a cluster loads. The last box may extend beyond its tile, but not beyond the
+    matrix of measured_case()."""
+    axis = "ab".index(operand)
+    extent, ctas = (traits.tile_m, traits.tile_n)[axis], traits.cluster_shape[axis]
+    rule = next((rule for rule in traits.tensor_maps if rule.operand == operand), None)
+    if rule is None or spec["layout"][axis] == "tn"[axis]:
+        return extent
+    boxes = -(-extent // rule.box[0]) * rule.box[0]
+    return sum(min(boxes, left * extent) for left in range(1, ctas + 1)) / ctas
+
+
 def disagreements(costs: Costs, traits: LaunchTraits, spec: Mapping[str, Any], mma_per_k_tile: int) -> Iterator[str]:
     """Yield the counts that differ from the plan and the layouts."""
     expected: dict[str, float] = {
@@ -230,8 +242,8 @@ def disagreements(costs: Costs, traits: LaunchTraits, spec: Mapping[str, Any], m
         "mma_beside_k_tiles": 0,  # no k-tile more than there are
         "bytes_per_k_tile": traits.tile_k
         * (
-            traits.tile_m * DTYPES[traits.dtype_a].bytes * _loads(traits, "a")
-            + traits.tile_n * DTYPES[traits.dtype_b].bytes * _loads(traits, "b")
+            _extent(traits, spec, "a") * DTYPES[traits.dtype_a].bytes * _loads(traits, "a")
+            + _extent(traits, spec, "b") * DTYPES[traits.dtype_b].bytes * _loads(traits, "b")
         ),
     }
     if int(spec.get("consumers", 0)):

@@ -17,7 +17,7 @@ static_assert(sizeof(TensorMaps) == 384, "the launchers pack this struct by hand
 
 // A stage of A or B, (EXTENT, tile_k), that SHARERS CTAs of a cluster load for each other: each one loads a slice, or they take
 // turns. It is made of boxes. A box has rows of 128, 64 or 32 bytes of the contiguous index, and the TMA swizzles the 16-byte
-// vectors of a row.
+// vectors of a row. The last box of an MN-major operand may extend beyond EXTENT; nobody reads what it holds there.
 template <class Policy, class Side, int EXTENT, int SHARERS>
 struct TmaBoxes {
   static constexpr bool k_major = Side::k_major;
@@ -25,13 +25,13 @@ struct TmaBoxes {
   static constexpr int element_bytes = sizeof(typename Policy::In);
   static constexpr int columns = row_bytes / element_bytes;  // elements of the contiguous index in a box
   static constexpr int rows = Side::k_major ? EXTENT : Policy::tile_k;
-  static constexpr int boxes = (Side::k_major ? Policy::tile_k : EXTENT) / columns;
+  static constexpr int boxes = ((Side::k_major ? Policy::tile_k : EXTENT) + columns - 1) / columns;
   static constexpr int box_bytes = rows * row_bytes;
   static constexpr bool in_turn = rows % (SHARERS * 8) != 0;  // slices would not be whole groups of 8 rows
   static constexpr int slice_rows = in_turn ? rows : rows / SHARERS;
   static constexpr int bytes = boxes * box_bytes;
 
-  static_assert(bytes == EXTENT * Policy::tile_k * element_bytes, "boxes must fill the stage");
+  static_assert(!Side::k_major || Policy::tile_k % columns == 0, "boxes of a K-major operand must fill the stage");
 
   // The swizzled offset of a byte of a box: the index of its 16-byte vector is XORed with the low bits of the row.
   HGEMM_DEVICE static constexpr int swizzled(int byte) {

@@ -26,6 +26,8 @@ BASE = 28
 
 Source: 26 kernels, ptxas 13.0.88. The epilogue needs fewer, because no vector is alive there.
 """
+TRANSPOSED_A, TRANSPOSED_B = 8, 16
+"""More for the addresses of an operand that is transposed."""
 
 
 class DirectPlan(Plan):
@@ -80,10 +82,27 @@ class DirectPlan(Plan):
         return self.warps * WARP_THREADS
 
     @property
+    def transposes(self) -> bool:
+        """Whether warps transpose an operand in shared memory, because it is not K-major."""
+        return not (self.spec.a_k_major and self.spec.b_k_major)
+
+    @property
+    def mainloops(self) -> int:
+        """Copies of the mainloop: a second one for matrices that may end within a vector of neighbouring rows or columns."""
+        return 2 if self.transposes else 1
+
+    @property
     def smem_bytes(self) -> int:
-        """Partial accumulators (warps, tile_m, tile_n + 1) in f32. The odd pitch avoids bank conflicts."""
-        tile = self.spec.cta_tile
-        return self.warps * tile.m * (tile.n + 1) * 4
+        """For each warp, partial accumulators (tile_m, tile_n + 1) in f32, or the operands that it transposes, whichever is larger.
+
+        The odd pitch, and the gap after the 32 vectors of each 8 rows, avoid bank conflicts.
+        """
+        tile, staged = self.spec.cta_tile, 0
+        for k_major, extent in ((self.spec.a_k_major, tile.m), (self.spec.b_k_major, tile.n)):
+            blocks = extent // COLUMNS
+            if not k_major:
+                staged += self.spec.stages * blocks * (K_BLOCK + COLUMNS // blocks) * VECTOR_BYTES
+        return self.warps * max(tile.m * (tile.n + 1) * 4, staged)
 
     @property
     def accumulator_registers(self) -> int:
@@ -98,7 +117,11 @@ class DirectPlan(Plan):
 
     @property
     def needed_registers(self) -> int:
-        return BASE + self.accumulator_registers + self.vector_registers
+        return BASE + self.accumulator_registers + self.vector_registers + self.transposing_registers
+
+    @property
+    def transposing_registers(self) -> int:
+        return TRANSPOSED_A * (not self.spec.a_k_major) + TRANSPOSED_B * (not self.spec.b_k_major)
 
     @property
     def mma_per_k_tile(self) -> int:

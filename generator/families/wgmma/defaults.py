@@ -75,7 +75,7 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
     swap_ab = fields.get("swap_ab", tile.m not in TILE_M and tile.n in TILE_M)
     own = Tile(tile.n, tile.m, tile.k) if swap_ab else tile
     stores = ("tma", "direct") if _stores_by_tma(fields, swap_ab) else ("direct",)
-    near = nearest_tile(own, True, DTYPE_BYTES[fields["dtype_a"]])
+    near = nearest_tile(own, 8, DTYPE_BYTES[fields["dtype_a"]])
     sharings = _sharing(near, fields["schedule"])
     clusters = _clusters(tile, fields["schedule"]) if fields["copy"] == "tma" else [Cluster(1, 1)]
     stores, clusters = stores[: 1 if "store" in fields else None], clusters[: 1 if "cluster" in fields else None]

@@ -106,13 +106,22 @@ class WgmmaPlan(Plan):
     def a(self) -> OperandBoxes:
         """The kernel's A."""
         k_major = self.spec.b_k_major if self.spec.swap_ab else self.spec.a_k_major
-        return OperandBoxes(k_major, self.tile.m, self.tile.k, self.cluster.n, self.spec.operand_bytes)
+        return OperandBoxes(
+            k_major, self.tile.m, self.tile.k, self.cluster.n, self.spec.operand_bytes, padded=self.pads_boxes
+        )
 
     @cached_property
     def b(self) -> OperandBoxes:
         """The kernel's B."""
         k_major = self.spec.a_k_major if self.spec.swap_ab else self.spec.b_k_major
-        return OperandBoxes(k_major, self.tile.n, self.tile.k, self.cluster.m, self.spec.operand_bytes)
+        return OperandBoxes(
+            k_major, self.tile.n, self.tile.k, self.cluster.m, self.spec.operand_bytes, padded=self.pads_boxes
+        )
+
+    @property
+    def pads_boxes(self) -> bool:
+        """Whether the last box of an MN-major operand may extend beyond the tile. Threads copy, and CuTe expects, whole boxes."""
+        return self.spec.form == "atoms" and not self.copied
 
     @cached_property
     def d(self) -> StoreBoxes:

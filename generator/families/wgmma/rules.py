@@ -11,7 +11,6 @@ from generator.families import common
 from generator.families.base import Change, Rule, collector
 from generator.families.common import MAX_RASTER_TILES, clamp, fewer_ctas
 from generator.families.mma_sync.defaults import on_mma_sync
-from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.layouts import ASYNC_BYTES
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Tile
@@ -108,12 +107,16 @@ rule(common.as_fixed)(common.fixed_fields)
 # ==== Tiles, and the consumers that share them ====
 
 
-def nearest_tile(tile: Tile, b_k_major: bool, element_bytes: int) -> Tile:
-    """Return the nearest tile, as the kernel sees it, that consumers can share and TMA can load."""
-    step = 8 if b_k_major else 16
+def nearest_tile(tile: Tile, step: int, element_bytes: int) -> Tile:
+    """Return the nearest tile, as the kernel sees it, that consumers can share and boxes can hold. n is a multiple of `step`."""
     return Tile(
         _nearest(tile.m, TILE_M), clamp(tile.n, step, step, MAX_TILE_N), _nearest(tile.k, tile_ks(element_bytes))
     )
+
+
+def column_step(plan: Plan) -> int:
+    """Return what a tile's columns must be a multiple of. The narrowest box has 16."""
+    return 8 if plan.b.k_major or plan.pads_boxes else 16
 
 
 def tile_ks(element_bytes: int) -> tuple[int, ...]:
@@ -122,7 +125,7 @@ def tile_ks(element_bytes: int) -> tuple[int, ...]:
 
 
 def _nearest_tile_of(plan: Plan) -> Tile:
-    return nearest_tile(plan.tile, plan.b.k_major, plan.spec.operand_bytes)
+    return nearest_tile(plan.tile, column_step(plan), plan.spec.operand_bytes)
 
 
 def _nearest(value: int, choices: tuple[int, ...]) -> int:
@@ -154,20 +157,20 @@ def sharing(plan: Plan, tile: Tile) -> Iterator[Change]:
 def nearest_cta_tiles(plan: Plan) -> Iterator[Change]:
     """The nearest legal CTA tile, then smaller ones, each with the consumers that can share it."""
     near = _nearest_tile_of(plan)
-    yield from _tiles(plan, [near, *_smaller(near, plan.b)])
+    yield from _tiles(plan, [near, *_smaller(near, plan)])
 
 
 def smaller_cta_tiles(plan: Plan) -> Iterator[Change]:
     """Smaller CTA tiles, the largest first."""
-    yield from _tiles(plan, _smaller(_nearest_tile_of(plan), plan.b))
+    yield from _tiles(plan, _smaller(_nearest_tile_of(plan), plan))
 
 
-def _smaller(tile: Tile, b: OperandBoxes) -> list[Tile]:
-    step = 8 if b.k_major else 16
+def _smaller(tile: Tile, plan: Plan) -> list[Tile]:
+    step = column_step(plan)
     columns = {max(step, tile.n * part // _WIDTHS_TRIED // step * step) for part in range(1, _WIDTHS_TRIED + 1)}
     rows = [m for m in TILE_M if m <= tile.m]
     found = itertools.starmap(
-        Tile, itertools.product(rows, columns, [k for k in tile_ks(b.element_bytes) if k <= tile.k])
+        Tile, itertools.product(rows, columns, [k for k in tile_ks(plan.spec.operand_bytes) if k <= tile.k])
     )
     return sorted({*found} - {tile}, key=lambda t: (-t.m * t.n, -t.k, abs(t.m - t.n), -t.m))
 
@@ -189,7 +192,7 @@ def cta_tile(plan: Plan) -> str | None:
         return None
     m, n = "nm" if plan.spec.swap_ab else "mn"
     ks = " or ".join(map(str, tile_ks(plan.spec.operand_bytes)))
-    step = "8" if plan.b.k_major else f"16 in layout {plan.spec.layout}"
+    step = "8" if column_step(plan) == 8 else f"16 in layout {plan.spec.layout}"
     swapped = " with swapped operands" if plan.spec.swap_ab else ""
     return (
         f"tile is {plan.spec.cta_tile}{swapped}; {m} must be 64, 128, 192 or 256, {n} a multiple of {step} up to {MAX_TILE_N}, "
