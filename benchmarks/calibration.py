@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -47,6 +48,7 @@ from hgemm.dispatch_table import (
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import (
     DRAM_GBYTES_PER_S,
+    ELEMENT_BYTES,
     FAMILY,
     IDENTITY,
     LAUNCH,
@@ -148,11 +150,24 @@ def launch_of(problem: Sequence[Any]) -> tuple[int, str]:
     return batch, layout
 
 
-LAUNCHES = 2
+LAUNCHES = 3
 """How products are launched: data files without this field have 1. Since 2 (2026-11-26 16:05), launches of one or two waves order
-tiles by GPC, and all CTAs of a tile add the parts of k."""
-TODAY = 3
-"""Problems that were launched as today count this often in a fit. Source: cross-validation on them."""
+tiles by GPC, and all CTAs of a tile add the parts of k. Since 3 (19:30), kernels stage all of a tile's D where it fits, and pad the
+boxes of operands that are not K-major."""
+SHARED_PARTS = 2
+"""The least `launches` with which all CTAs of a tile add the parts of k."""
+PADDED_BOXES = 3
+"""The least `launches` with which TMA boxes are padded."""
+WEIGHTS = {1: 1, 2: 3, 3: 6}
+"""Problems count this often in a fit, by `launches`. Source: cross-validation on the latest ones."""
+
+
+def has_other_boxes(words: Words, layout: str) -> bool:
+    """Return whether a kernel's boxes were narrower before they could be padded."""
+    its = dict(zip(IDENTITY, words))
+    m, n, _ = map(int, its["cta_tile"].split("x"))
+    span = ELEMENT_BYTES * math.gcd(*[m] * (layout[0] == "n"), *[n] * (layout[1] == "t"))
+    return its["copy"] == "tma" and span % span_of(words, layout) > 0
 
 
 NONE = Calibration((), 0, STATE, "", (), (), {}, {}, {})
@@ -212,7 +227,7 @@ class Launches:
 
     Fields: a launch has `items` CTAs on the busiest SM (`busiest`), in so many `rounds`; `split` counts those that store partial
         accumulators. `k_tiles` and `round_k_tiles` are those of the busiest SM.
-        `added` are the parts that a launch adds. In data files with `launches` 2, all CTAs of a tile add them, so the fourth and
+        `added` are the parts that a launch adds. In data files with SHARED_PARTS, all CTAs of a tile add them, so the fourth and
         further ones cost less. `weight` tells how often its problem counts in a fit. `dram_mib` is longer by as
         much as the GPU's DRAM is slower than DRAM_GBYTES_PER_S.
     Units: MiB of traffic; k-tiles; microseconds.
@@ -246,7 +261,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
     """Return the launches of a data file as arrays. Rows are numbered in the order of `rows`."""
     places = {key: place for place, key in enumerate(rows)}
     its_rows, target = [*rows.values()], Target.typical(f"sm_{CAPABILITY}", SMS)
-    slower, is_new = DRAM_GBYTES_PER_S / DRAM_SPEEDS[document["device"]], document.get("launches", 1) >= LAUNCHES
+    slower, launched = DRAM_GBYTES_PER_S / DRAM_SPEEDS[document["device"]], document.get("launches", 1)
     kernels = [tuple(words) for words in document["kernels"]]
     found: list[tuple[float, ...]] = []
     for at, problem in enumerate(document["problems"]):
@@ -254,7 +269,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
         straddling = SelectionQuery.dense(Kind(layout), (m, n, k, batch)).straddling
         for kernel, time_ns, *options in problem[TIMES]:
             place = places.get((kernels[kernel], layout))
-            if place is None:
+            if place is None or (launched < PADDED_BOXES and has_other_boxes(kernels[kernel], layout)):
                 continue
             row = its_rows[place]
             splits, whole = options or (row.splits, 0)
@@ -267,7 +282,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
             operands, results = (m + n) * k * batch // 1024, m * n * batch // 1024
             mib = (operands * row.operand_bytes + results * row.result_bytes) / 1024
             ctas = sum(items for items, _ in parts)
-            added = partial_eighths(row, splits, ctas, sms * resident) / 8 if is_new else splits
+            added = partial_eighths(row, splits, ctas, sms * resident) / 8 if launched >= SHARED_PARTS else splits
             found.append(
                 (
                     *(place, at, time_ns / 1e3),
@@ -276,7 +291,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
                     *(sum(busiest), sum(rounds), busiest[1] * shared, rounds[1] * shared),
                     sum(items * k_tiles for items, k_tiles in parts),
                     *(ctas, parts[1][0] * shared, sms),
-                    *(mib, mib * slower, straddling / 2, added * shared, m, TODAY if is_new else 1),
+                    *(mib, mib * slower, straddling / 2, added * shared, m, WEIGHTS[launched]),
                 )
             )
     columns = np.array(found, float).T

@@ -72,11 +72,11 @@ def test_types_and_bias_share_the_measurement_of_a_kernel() -> None:
 
 
 def test_a_layout_has_its_own_factors_or_those_of_tn_and_of_short_rows() -> None:
-    wide, narrow = record(tile="128x192x64"), record(tile="128x208x64")
-    factors = {name: (value,) * len(TERMS) for name, value in (("tn", 1000), ("nn", 3000), ("32 bytes", 2000))}
+    wide, narrow = record(tile="128x192x64"), record(tile="128x96x64")
+    factors = {name: (value,) * len(TERMS) for name, value in (("tn", 1000), ("nn", 3000), ("64 bytes", 2000))}
     found = replace(
         calibration(),
-        spans={32: factors["32 bytes"]},
+        spans={64: factors["64 bytes"]},
         kernels={
             (identity(wide["spec"]), "tn"): factors["tn"],
             (identity(wide["spec"]), "nn"): factors["nn"],
@@ -119,10 +119,12 @@ def test_dram_is_as_fast_for_kernels_that_are_not_calibrated() -> None:
         assert replace(rows[1], dram_mib_clocks=0) == replace(rows[0], dram_mib_clocks=0)
 
 
-def test_the_span_is_what_divides_tiles_whose_m_or_n_is_contiguous() -> None:
-    spans = {tile: identity(record(tile=tile)["spec"]) for tile in ("128x192x64", "128x224x64", "128x208x64")}
-    assert [span_of(words, "nt") for words in spans.values()] == [128, 64, 32]
-    assert [span_of(words, "nn") for words in spans.values()] == [128, 128, 128]
+def test_the_span_is_that_of_the_boxes_of_tiles_whose_m_or_n_is_contiguous() -> None:
+    spans = {
+        tile: identity(record(tile=tile)["spec"]) for tile in ("128x192x64", "128x224x64", "128x96x64", "128x16x64")
+    }
+    assert [span_of(words, "nt") for words in spans.values()] == [128, 128, 64, 32]
+    assert [span_of(words, "nn") for words in spans.values()] == [128, 128, 128, 128]
     for words in spans.values():
         assert span_of(words, "tn") == 128
 

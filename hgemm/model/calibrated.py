@@ -19,6 +19,7 @@ from hgemm.checks import NAME, TEXT, Mismatch, fields, integer, list_of, text
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError
 from hgemm.problem import LAUNCH, LAYOUTS
+from hgemm.tensor_maps import LoadBoxes
 
 PATH = Path(__file__).with_name("calibrated.json")
 SCHEMA = 5
@@ -32,7 +33,7 @@ FAMILY = IDENTITY[:3]
 LAYOUT = "tn"
 """The layout of most measurements."""
 SPANS = (128, 64, 32)
-"""Bytes of a row that the TMA writes to shared memory, at most. Tiles with m or n contiguous need a span that divides them."""
+"""Bytes of a row that the TMA writes to shared memory, by the contiguous extent of a tile: see `LoadBoxes`."""
 ELEMENT_BYTES = 2
 ACCUMULATION = "f32"
 
@@ -180,16 +181,15 @@ def wave_class(tensor_maps: int, cluster_ctas: int, decides_splits: int, splits:
 
 
 def span_of(words: Words, layout: str) -> int:
-    """Return the bytes of the shortest rows that the TMA copies for a kernel.
-
-    They are less than 128 if m or n is contiguous and the tile is no multiple of 64 there.
-    """
+    """Return the bytes of the shortest rows that the TMA copies for a kernel. They may be less than 128 if m or n is contiguous."""
     its = dict(zip(IDENTITY, words))
     if its["copy"] != "tma":
         return SPANS[0]
-    m, n, _ = (ELEMENT_BYTES * int(extent) for extent in its["cta_tile"].split("x"))
+    m, n, k = map(int, its["cta_tile"].split("x"))
     extents = [m] * (layout[0] == "n") + [n] * (layout[1] == "t")
-    return next((span for span in SPANS if all(extent % span == 0 for extent in extents)), SPANS[-1])
+    return min(
+        (LoadBoxes(False, one, k, 1, ELEMENT_BYTES, padded=True).swizzle_bytes for one in extents), default=SPANS[0]
+    )
 
 
 def group_of(words: Words) -> str:
