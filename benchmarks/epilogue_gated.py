@@ -142,7 +142,7 @@ def time_layer(kernels: list[hgemm.Kernel], m: int, cutlass: ctypes.CDLL | None)
     }
     right = {side: correct(layer, candidates, refused) for side, candidates in offered.items()}
     products = {"products": layer.torchs(layer.products)}
-    tried = trial({name: run for one in right.values() for name, run in one.items()}, products, layer, 7)
+    tried = trial({name: run for one in right.values() for name, run in one.items()}, products, layer, 5)
     best = {}
     for side, candidates in right.items():
         first = sorted(candidates, key=lambda name: -tried[name])[:FINALISTS]

@@ -46,7 +46,7 @@ MLPS = {
 }
 """n, k and epilogue of the two launches of a whole MLP."""
 TILES: tuple[dict[str, Any], ...] = (
-    {"tile": "128x256x64", "cluster": ["2x1", "1x1"]},
+    {"tile": "128x256x64", "cluster": ["2x1", "1x2", "1x1"]},
     {"tile": "128x256x64", "cluster": "2x1", "swap_ab": True},
     {"tile": "256x128x64", "cluster": ["2x1", "1x2"]},
     {"tile": "256x112x64", "cluster": "1x2"},
@@ -253,7 +253,7 @@ class Layer:
 def fastest(layer: Layer, kernels: list[Any], fused: bool, count: int = 1) -> list[Any]:
     """Return the fastest kernels of one expression: a short trial of all, and a longer one of the best six."""
     products = {"products": layer.torchs(layer.products)}
-    for rounds, load_s, graph_ms in ((5, 0.4, GRAPH_MS / 2), (15, 0.1, GRAPH_MS)):
+    for rounds, load_s, graph_ms in ((3, 0.3, GRAPH_MS / 2), (7, 0.1, GRAPH_MS)):
         runs = {one.symbol: layer.ours(one, fused) for one in kernels}
         speedups = trial(runs, products, layer, rounds, load_s, graph_ms)
         kernels = sorted(kernels, key=lambda one: -speedups[one.symbol])[:6]
@@ -290,7 +290,7 @@ def finalist(
     runs: Mapping[str, Callable[[int], object]], others: Mapping[str, Callable[[int], object]], of: Layer | Mlp
 ) -> str:
     """Return which launch is the fastest beside `others`, in a long trial."""
-    speedups = trial(runs, others, of, 21) if len(runs) > 1 else dict.fromkeys(runs, 1.0)
+    speedups = trial(runs, others, of, 11) if len(runs) > 1 else dict.fromkeys(runs, 1.0)
     return max(speedups, key=lambda name: speedups[name])
 
 
@@ -433,7 +433,7 @@ def time_mlp(choice: Choice, name: str, m: int, compiled: bool) -> dict[str, Any
     pairs = list(itertools.product(*offered))
     tried = {str(at): mlp.ours(first, second) for at, ((first, _), (second, _)) in enumerate(pairs)}
     others = {"eager": mlp.torchs(mlp.formula), "products": mlp.torchs(mlp.products)}
-    speedups = trial(tried, others, mlp, 9)
+    speedups = trial(tried, others, mlp, 5)
     best = sorted(tried, key=lambda at: -speedups[at])[:FINALISTS]
     chosen = pairs[int(finalist({at: tried[at] for at in best}, others, mlp))]
     runs = {"fused": mlp.ours(*(launch for launch, _ in chosen)), **others}
@@ -486,7 +486,7 @@ def time_heads(kernels: list[Any], m: int) -> dict[str, Any]:
     found = {}
     for name, run_of in (("heads", separate), ("one", lambda kernel: layer.ours(kernel, False))):
         runs = {kernel.symbol: run_of(kernel) for kernel in kernels}
-        speedups = trial(runs, three, layer, 7)
+        speedups = trial(runs, three, layer, 3)
         best = sorted(runs, key=lambda symbol: -speedups[symbol])[:FINALISTS]
         symbol = finalist({one: runs[one] for one in best}, three, layer)
         found[name] = symbol, runs[symbol]
