@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -121,6 +122,15 @@ def test_a_variant_that_gets_slow_after_the_screening_is_not_ours(
     monkeypatch.setattr(race.Race, "prepare", slower)
     result = first(BenchPlan([WORK], kernels, protocol=QUICK))
     assert result["screening_winner"] == "hgemm_fast" and result["ours"] == "hgemm_middle"
+
+
+def test_a_contender_whose_first_launches_are_slow_is_still_screened(
+    driver: BenchDriver, lt: FakeCublasLt, kernels: list
+) -> None:
+    launches = itertools.count()  # two when it is added, then one each time it is timed again
+    driver.slower = lambda symbol, _: 10.0 if symbol == "hgemm_fast" and next(launches) < 4 else 1.0
+    result = first(BenchPlan([WORK], kernels, protocol=QUICK))
+    assert result["screened_us"]["hgemm_fast"] == pytest.approx(8.0) and result["ours"] == "hgemm_fast"
 
 
 def test_rounds_go_forwards_and_backwards(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
