@@ -1,7 +1,7 @@
-// The kernel for few rows: fragments of mma.sync come from global memory. Only operands that are not K-major pass shared memory,
-// within a warp.
+// The kernel for few rows: fragments of mma.sync come from global memory, without shared memory in between.
 //
-// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). Reading B is the bound. Every warp computes the CTA's tile over its part of k, with as many loads of B in flight as fit into registers. The
+// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias), with B contiguous along k. Warps transpose an A that is
+// contiguous along m, each its own part, in shared memory. Reading B is the bound. Every warp computes the CTA's tile over its part of k, with as many loads of B in flight as fit into registers. The
 // warps add their accumulators in shared memory at the end.
 #pragma once
 
@@ -12,31 +12,19 @@ namespace hgemm {
 
 // ---- Types --------------------------------------------------------------------------------------------------------
 
-// One operand's blocks of (32 of k, 8 rows) of a warp, if it is MN-major. The gap between blocks avoids bank conflicts.
-template <class Policy, class Side, int EXTENT>
-struct StagedBlocks {
-  static constexpr int blocks = EXTENT / 8, pitch = 32 + 8 / blocks;
-  Vec16B vecs[Policy::vectors][blocks][pitch];
+// Blocks of (32 of k, 8 rows) of A that warps transpose. The gap after each block avoids bank conflicts.
+template <class Policy, bool A_K_MAJOR = Policy::a_k_major>
+struct StagedA {
+  static constexpr int blocks = Policy::tile_m / 8;
+  Vec16B staged[Policy::warps][Policy::vectors][blocks][32 + 8 / blocks];
 };
-template <class Side>
-struct NothingStaged {};
-template <class Policy, class Side, int EXTENT, bool K_MAJOR = Side::k_major>
-struct StagedOf { using Type = StagedBlocks<Policy, Side, EXTENT>; };
-template <class Policy, class Side, int EXTENT>
-struct StagedOf<Policy, Side, EXTENT, true> { using Type = NothingStaged<Side>; };
 template <class Policy>
-struct StagedOperands : StagedOf<Policy, typename Policy::A, Policy::tile_m>::Type,
-                        StagedOf<Policy, typename Policy::B, Policy::tile_n>::Type {};
+struct StagedA<Policy, true> {};
 
-// Of one warp: the operands that it transposes, then its partial accumulators.
+// Partial accumulators (warps, tile_m, tile_n), with one unused float after each row.
 template <class Policy>
-union WarpStorage {
-  StagedOperands<Policy> staged;
-  float partials[Policy::tile_m][Policy::tile_n + 1];  // one unused float after each row
-};
-template <class Policy>
-struct SharedStorage {
-  alignas(16) WarpStorage<Policy> warps[Policy::warps];
+struct SharedStorage : StagedA<Policy> {
+  float partials[Policy::warps][Policy::tile_m][Policy::tile_n + 1];
 };
 
 // The constants that WarpEpilogue expects. This kernel uses only its arithmetic of one element.
@@ -48,187 +36,170 @@ struct ByElement : Policy {
 
 // ---- One warp's part of A and B -----------------------------------------------------------------------------------
 
-// A warp's part of A or B: EXTENT rows of A, or columns of B, and `vectors` blocks of 32 of k. Lane l multiplies 8 elements of k of
-// each block, from l % 4 * 8 on. They are the fragments of two instructions. The instructions assign other k to these elements, but
-// the same to A as to B, so the sums are the same.
+// A block of 8 rows and 32 of k is one 16-byte vector of each lane: lane l has row l / 4 and 8 elements from l % 4 * 8 on. These
+// are the fragments of two instructions. The instructions assign other k to these elements, but the same to A as to B, so the
+// sums are the same.
 //
-// If the operand is K-major, a lane loads its own elements. If not, it loads 8 rows of one k, and ldmatrix transposes: the k of lane l
-// are in the order in which it puts them into the fragments.
-template <class Policy, class Side, int EXTENT>
-struct WarpOperand {
+// If A is contiguous along m, a vector that a lane loads is 8 rows of one k. ldmatrix transposes the blocks.
+template <class Policy>
+struct WarpRows {
   using In = typename Policy::In;
-  using Staged = typename StagedOf<Policy, Side, EXTENT>::Type;
 
-  static constexpr bool k_major = Side::k_major;
-  static constexpr int vectors = Policy::vectors;  // blocks of k in flight
-  static constexpr int blocks = EXTENT / 8;        // of 8 rows
-  static constexpr int block_k = 32, chunk = 8;    // elements of k in a block, and of a lane in it
+  static constexpr int vectors = Policy::vectors;          // of a row, in flight
+  static constexpr int blocks_m = Policy::tile_m / 8;      // blocks of 8 rows of A
+  static constexpr int blocks_n = Policy::tile_n / 8;      // blocks of 8 columns of B
+  static constexpr int block_k = 32, chunk = 8;            // elements of k in a block, and in a vector
+  static constexpr int mma_per_k_tile = 2 * vectors * blocks_n;
 
   static_assert(sizeof(In) == 2, "a vector has 8 elements");
-  static_assert(k_major || 32 % blocks == 0, "a load of a warp has whole lines of k");
-
-  In const* first;  // the matrix, from the warp's part of the first k-tile on
-  int64_t leading;  // dimension
-  int tile_first, extent;
-  Vec16B loaded[vectors][blocks];
-
-  HGEMM_DEVICE WarpOperand(void const* matrix, int64_t leading, int tile_first, int extent)
-      : leading(leading), tile_first(tile_first), extent(extent) {
-    first = static_cast<In const*>(matrix) + warp_k() * (k_major ? 1 : leading);
-  }
-
-  HGEMM_DEVICE static int lane() { return atoms::thread_index() % 32; }
-  // The first k of a k-tile that this warp loads.
-  HGEMM_DEVICE static int warp_k() { return atoms::thread_index() / 32 * vectors * block_k; }
-  // Rows outside the matrix are those of its last row. What they add to is never stored.
-  HGEMM_DEVICE int inside(int row) const { return row < extent ? row : extent - 1; }
-
-  // Of an MN-major block of k: which 8 rows vector i of this lane has, its place in the stage, and its k.
-  HGEMM_DEVICE static int vec_block() { return lane() % blocks; }
-  HGEMM_DEVICE static int vec_place(int i) { return lane() / blocks + i * (32 / blocks); }
-  HGEMM_DEVICE static int vec_k(int i) {
-    int const place = vec_place(i);
-    return place % 8 / 2 * 8 + place / 8 * 2 + place % 2;
-  }
-
-  // Loads the k-tile that begins at k. The matrix has `k_left` of it, in whole chunks; zeros follow. ONCE leaves no copy in the L1
-  // cache. Without WHOLE, an MN-major matrix may end within a vector, whose elements are then loaded one by one.
-  template <bool ONCE, bool WHOLE>
-  HGEMM_DEVICE void load(int k, int k_left) {
-    int const left = k_left - warp_k();
-    HGEMM_UNROLL
-    for (int v = 0; v < vectors; ++v) {
-      HGEMM_UNROLL
-      for (int i = 0; i < blocks; ++i) {
-        int const at = v * block_k + (k_major ? lane() % 4 * chunk : vec_k(i));
-        if constexpr (k_major) {
-          int const row = inside(tile_first + i * 8 + lane() / 4);
-          loaded[v][i] = load_at<ONCE>(first + row * leading + k + at, at < left);
-        } else {
-          In const* const line = first + (k + at) * leading;
-          int const row = tile_first + vec_block() * 8;
-          if constexpr (WHOLE) {
-            loaded[v][i] = load_at<ONCE>(line + (row < extent ? row : extent - 8), at < left);
-          } else {
-            loaded[v][i] = one_by_one(line, row, at < left);
-          }
-        }
-      }
-    }
-  }
-
-  template <bool ONCE>
-  HGEMM_DEVICE static Vec16B load_at(In const* elements, bool valid) {
-    auto const* const vec = reinterpret_cast<Vec16B const*>(elements);
-    if constexpr (ONCE) {
-      return atoms::ld_global_once(vec, valid);
-    } else {
-      return valid ? atoms::ld_global(vec) : Vec16B{};
-    }
-  }
-
-  HGEMM_DEVICE Vec16B one_by_one(In const* line, int row, bool valid) const {
-    Vec<uint16_t, 8> elements{};
-    HGEMM_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      if (valid) elements.element[i] = atoms::ld_global(reinterpret_cast<uint16_t const*>(line + inside(row + i)));
-    }
-    return *reinterpret_cast<Vec16B const*>(&elements);
-  }
-
-  // Passes the elements to the lanes that multiply them. The warp meets before and after all of these.
-  HGEMM_DEVICE void stage(Staged& staged) const {
-    if constexpr (!k_major) {
-      HGEMM_UNROLL
-      for (int v = 0; v < vectors; ++v) {
-        HGEMM_UNROLL
-        for (int i = 0; i < blocks; ++i) atoms::st_shared(&staged.vecs[v][vec_block()][vec_place(i)], loaded[v][i]);
-      }
-    }
-  }
-  // This lane's 8 elements of row lane / 4 of block i.
-  HGEMM_DEVICE Vec16B fragments(Staged const& staged, int v, int i) const {
-    if constexpr (k_major) {
-      return loaded[v][i];
-    } else {
-      Vec16B result;
-      atoms::ldmatrix_x4<true>(&staged.vecs[v][i][lane()], result.x, result.y, result.z, result.w);
-      return result;
-    }
-  }
-};
-
-template <class Policy>
-struct WarpTile {
-  using In = typename Policy::In;
-  using A = WarpOperand<Policy, typename Policy::A, Policy::tile_m>;
-  using B = WarpOperand<Policy, typename Policy::B, Policy::tile_n>;
-
-  static constexpr int vectors = Policy::vectors;
-  static constexpr bool stages = !A::k_major || !B::k_major;
-  static constexpr int mma_per_k_tile = 2 * vectors * B::blocks;
-
   static_assert(Policy::tile_m == 8 || Policy::tile_m == 16, "an instruction has 16 rows, of which 8 may stay zero");
-  static_assert(Policy::tile_k == Policy::warps * vectors * A::block_k, "warps share a k-tile");
+  static_assert(Policy::tile_k == Policy::warps * vectors * block_k, "warps share a k-tile");
 
-  A a;
-  B b;
-  WarpStorage<Policy>& storage;
-  float accumulators[B::blocks][4];  // (16, 8) each: rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next
+  In const* a[blocks_m];  // this lane's row of A, at the warp's part of the first k-tile; or its 8 rows, without its k
+  In const* b[blocks_n];  // this lane's column of B, likewise
+  Vec16B a_vecs[vectors][blocks_m], b_vecs[vectors][blocks_n];
+  float accumulators[blocks_n][4];  // (16, 8) each: rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next
 
-  HGEMM_DEVICE WarpTile(Problem const& problem, WarpStorage<Policy>& storage, int batch, int m_first, int n_first)
-      : a(static_cast<In const*>(problem.a) + batch * problem.batch_stride_a, problem.lda, m_first, problem.m),
-        b(static_cast<In const*>(problem.b) + batch * problem.batch_stride_b, problem.ldb, n_first, problem.n),
-        storage(storage) {
+  // Rows outside the matrix are those of its last row. What they add to is never stored.
+  HGEMM_DEVICE WarpRows(Problem const& problem, int batch, int m_first, int n_first) {
+    int const lane = atoms::thread_index() % 32, first = lane_k();
     HGEMM_UNROLL
-    for (int j = 0; j < B::blocks; ++j) {
+    for (int i = 0; i < blocks_m; ++i) {
+      if constexpr (Policy::a_k_major) {
+        int const row = inside(m_first + i * 8 + lane / 4, problem.m);
+        a[i] = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a + row * problem.lda + first;
+      } else {
+        In const* const matrix = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a;
+        a[i] = matrix + k_of_vec(i) * problem.lda + m_first + block_of_vec() * 8;
+      }
+    }
+    HGEMM_UNROLL
+    for (int j = 0; j < blocks_n; ++j) {
+      int const column = inside(n_first + j * 8 + lane / 4, problem.n);
+      b[j] = static_cast<In const*>(problem.b) + batch * problem.batch_stride_b + column * problem.ldb + first;
       accumulators[j][0] = accumulators[j][1] = accumulators[j][2] = accumulators[j][3] = 0.f;
     }
   }
 
-  // Multiplies k-tiles. B is loaded first, because it is not in L2.
+  // The first k of a k-tile that this lane loads.
+  HGEMM_DEVICE static int lane_k() {
+    return atoms::thread_index() / 32 * vectors * block_k + atoms::thread_index() % 4 * chunk;
+  }
+  HGEMM_DEVICE static int inside(int index, int extent) { return index < extent ? index : extent - 1; }
+
+  // Of an A that is contiguous along m: the block and the place in it of vector i of this lane, and its k in the k-tile. A block is
+  // in the order in which ldmatrix reads it.
+  HGEMM_DEVICE static int block_of_vec() { return atoms::thread_index() % 32 % blocks_m; }
+  HGEMM_DEVICE static int place_of_vec(int i) { return atoms::thread_index() % 32 / blocks_m + i * (32 / blocks_m); }
+  HGEMM_DEVICE static int k_of_vec(int i) {
+    int const place = place_of_vec(i);
+    return atoms::thread_index() / 32 * vectors * block_k + place % 8 / 2 * 8 + place / 8 * 2 + place % 2;
+  }
+
+  // Loads A if it is contiguous along m, and transposes it. `rows_left` are the rows of the matrix from this lane's block on. Without
+  // WHOLE, the matrix may end within the 8 rows of a vector, which are then loaded one by one.
   template <bool WHOLE>
-  HGEMM_DEVICE void multiply(int whole_k) {
-    HGEMM_NO_UNROLL
-    for (int k = 0; k < whole_k; k += Policy::tile_k) {
-      b.template load<true, WHOLE>(k, whole_k - k);
-      a.template load<false, WHOLE>(k, whole_k - k);
-      if constexpr (stages) {
-        atoms::warp_barrier();  // the fragments of the previous k-tile have been read
-        b.stage(storage.staged);
-        a.stage(storage.staged);
-        atoms::warp_barrier();
-      }
+  HGEMM_DEVICE void load_transposed(SharedStorage<Policy>& shared, int64_t lda, int k, int k_left, int rows_left) {
+    HGEMM_UNROLL
+    for (int v = 0; v < vectors; ++v) {
       HGEMM_UNROLL
-      for (int v = 0; v < vectors; ++v) {
-        Vec16B const upper = a.fragments(storage.staged, v, 0);
-        Vec16B const lower = A::blocks > 1 ? a.fragments(storage.staged, v, A::blocks - 1) : Vec16B{};
-        uint32_t const a_first[4] = {upper.x, lower.x, upper.y, lower.y}, a_second[4] = {upper.z, lower.z, upper.w, lower.w};
-        HGEMM_UNROLL
-        for (int j = 0; j < B::blocks; ++j) {
-          Vec16B const column = b.fragments(storage.staged, v, j);
-          uint32_t const b_first[2] = {column.x, column.y}, b_second[2] = {column.z, column.w};
-          atoms::mma<In, 16>(accumulators[j], a_first, b_first);
-          atoms::mma<In, 16>(accumulators[j], a_second, b_second);
+      for (int i = 0; i < blocks_m; ++i) {
+        In const* const from = a[i] + (k + v * block_k) * lda;
+        int const rows = k_of_vec(i) + v * block_k < k_left ? rows_left : 0;
+        if constexpr (WHOLE) {
+          a_vecs[v][i] = rows > 0 ? atoms::ld_global(vec_at(from)) : Vec16B{};
+        } else {
+          Vec<uint16_t, 8> vec{};
+          HGEMM_UNROLL
+          for (int row = 0; row < 8; ++row) {
+            if (row < rows) vec.element[row] = atoms::ld_global(reinterpret_cast<uint16_t const*>(from) + row);
+          }
+          a_vecs[v][i] = *reinterpret_cast<Vec16B const*>(&vec);
         }
       }
     }
-    if constexpr (stages) atoms::warp_barrier();
+    auto& staged = shared.staged[atoms::thread_index() / 32];
+    atoms::warp_barrier();  // the blocks of the previous k-tile have been read
+    HGEMM_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      HGEMM_UNROLL
+      for (int i = 0; i < blocks_m; ++i) atoms::st_shared(&staged[v][block_of_vec()][place_of_vec(i)], a_vecs[v][i]);
+    }
+    atoms::warp_barrier();
+    HGEMM_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      HGEMM_UNROLL
+      for (int i = 0; i < blocks_m; ++i) {
+        Vec16B& vec = a_vecs[v][i];
+        atoms::ldmatrix_x4<true>(&staged[v][i][atoms::thread_index() % 32], vec.x, vec.y, vec.z, vec.w);
+      }
+    }
   }
+
+  // Loads the k-tile that begins at k. The matrix has `k_left` of it, in whole vectors; zeros follow. B comes first, because it is
+  // not in L2.
+  HGEMM_DEVICE void load(int k, int k_left) {
+    int const left = k_left - lane_k();
+    HGEMM_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      HGEMM_UNROLL
+      for (int j = 0; j < blocks_n; ++j) {
+        b_vecs[v][j] = atoms::ld_global_once(vec_at(b[j] + k + v * block_k), v * block_k < left);
+      }
+    }
+    if constexpr (!Policy::a_k_major) return;
+    HGEMM_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      HGEMM_UNROLL
+      for (int i = 0; i < blocks_m; ++i) {
+        a_vecs[v][i] = v * block_k < left ? atoms::ld_global(vec_at(a[i] + k + v * block_k)) : Vec16B{};
+      }
+    }
+  }
+
+  HGEMM_DEVICE void multiply() {
+    HGEMM_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      Vec16B const upper = a_vecs[v][0];
+      Vec16B const lower = blocks_m > 1 ? a_vecs[v][blocks_m - 1] : Vec16B{};
+      uint32_t const a_first[4] = {upper.x, lower.x, upper.y, lower.y}, a_second[4] = {upper.z, lower.z, upper.w, lower.w};
+      HGEMM_UNROLL
+      for (int j = 0; j < blocks_n; ++j) {
+        uint32_t const b_first[2] = {b_vecs[v][j].x, b_vecs[v][j].y}, b_second[2] = {b_vecs[v][j].z, b_vecs[v][j].w};
+        atoms::mma<In, 16>(accumulators[j], a_first, b_first);
+        atoms::mma<In, 16>(accumulators[j], a_second, b_second);
+      }
+    }
+  }
+
+  HGEMM_DEVICE static Vec16B const* vec_at(In const* elements) { return reinterpret_cast<Vec16B const*>(elements); }
 };
+
+template <bool WHOLE, class Policy>
+HGEMM_DEVICE void multiply_transposed(WarpRows<Policy>& rows, SharedStorage<Policy>& shared, Problem const& problem, int m_first,
+                                      int whole_k) {
+  int const rows_left = problem.m - m_first - WarpRows<Policy>::block_of_vec() * 8;
+  HGEMM_NO_UNROLL
+  for (int k = 0; k < whole_k; k += Policy::tile_k) {
+    rows.load(k, whole_k - k);
+    rows.template load_transposed<WHOLE>(shared, problem.lda, k, whole_k - k, rows_left);
+    rows.multiply();
+  }
+}
 
 // ---- Sum over the warps -------------------------------------------------------------------------------------------
 
 template <class Policy>
-HGEMM_DEVICE void store_partials(WarpTile<Policy> const& tile) {
+HGEMM_DEVICE void store_partials(WarpRows<Policy> const& rows, SharedStorage<Policy>& shared) {
   int const lane = atoms::thread_index() % 32;
+  auto& partials = shared.partials[atoms::thread_index() / 32];
   HGEMM_UNROLL
   for (int i = 0; i < Policy::tile_m / 8; ++i) {
     HGEMM_UNROLL
     for (int j = 0; j < Policy::tile_n / 8; ++j) {
       HGEMM_UNROLL
       for (int e = 0; e < 2; ++e) {
-        atoms::st_shared(&tile.storage.partials[i * 8 + lane / 4][j * 8 + lane % 4 * 2 + e], tile.accumulators[j][i * 2 + e]);
+        atoms::st_shared(&partials[i * 8 + lane / 4][j * 8 + lane % 4 * 2 + e], rows.accumulators[j][i * 2 + e]);
       }
     }
   }
@@ -238,14 +209,13 @@ HGEMM_DEVICE void store_partials(WarpTile<Policy> const& tile) {
 template <class Policy>
 HGEMM_DEVICE float end_of_product(Problem const& problem, int batch, int row, int column, int first) {
   using In = typename Policy::In;
-  In const* const a = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a;
-  In const* const b = static_cast<In const*>(problem.b) + batch * problem.batch_stride_b;
+  int64_t const a_step = Policy::a_k_major ? 1 : problem.lda;  // from one k to the next
+  In const* const a = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a + row * (Policy::a_k_major ? problem.lda : 1);
+  In const* const b = static_cast<In const*>(problem.b) + batch * problem.batch_stride_b + column * problem.ldb;
   float sum = 0.f;
   HGEMM_NO_UNROLL
   for (int k = first; k < problem.k; ++k) {
-    In const* const a_k = a + (Policy::A::k_major ? row * problem.lda + k : k * problem.lda + row);
-    In const* const b_k = b + (Policy::B::k_major ? column * problem.ldb + k : k * problem.ldb + column);
-    sum += atoms::to_float(atoms::ld_global(a_k)) * atoms::to_float(atoms::ld_global(b_k));
+    sum += atoms::to_float(atoms::ld_global(a + k * a_step)) * atoms::to_float(atoms::ld_global(b + k));
   }
   return sum;
 }
@@ -264,9 +234,9 @@ HGEMM_DEVICE void store_sums(WarpEpilogue<ByElement<Policy>> const& epilogue, Sh
     HGEMM_UNROLL
     for (int part = 0; part < parts; ++part) {
       int const from = parts == 1 ? column : column / 8 * 16 + part * 8 + column % 8;  // column of the tile of A B
-      float sum = atoms::ld_shared(&shared.warps[0].partials[row][from]);
+      float sum = atoms::ld_shared(&shared.partials[0][row][from]);
       HGEMM_UNROLL
-      for (int warp = 1; warp < Policy::warps; ++warp) sum += atoms::ld_shared(&shared.warps[warp].partials[row][from]);
+      for (int warp = 1; warp < Policy::warps; ++warp) sum += atoms::ld_shared(&shared.partials[warp][row][from]);
       sums[part] = sum + end_of_product<Policy>(epilogue.problem, batch, m_first + row, n_first + from, whole_k);
     }
     epilogue.template store_vec<1, BIAS, 1>(sums, m_first + row, n_first / parts + column);
@@ -286,24 +256,28 @@ HGEMM_DEVICE void gemm(Problem const& problem) {
   Work work;
   if (!scheduler.next(work)) return;
   int const m_first = work.tile_m * Policy::tile_m, n_first = work.tile_n * Policy::tile_n;
-  WarpTile<Policy> tile(problem, shared.warps[atoms::thread_index() / 32], work.batch, m_first, n_first);
+  WarpRows<Policy> rows(problem, work.batch, m_first, n_first);
 
   // ---- Wait for the previous grid (programmatic dependent launch), then allow the next ------------------------------
   atoms::wait_on_dependent_grids();
   atoms::launch_dependent_grids();
 
   // ---- Mainloop ----------------------------------------------------------------------------------------------------
-  using A = typename WarpTile<Policy>::A;
-  using B = typename WarpTile<Policy>::B;
-  int const whole_k = problem.k / A::chunk * A::chunk;
-  if ((A::k_major || problem.m % 8 == 0) && (B::k_major || problem.n % 8 == 0)) {
-    tile.template multiply<true>(whole_k);
+  int const whole_k = problem.k / WarpRows<Policy>::chunk * WarpRows<Policy>::chunk;
+  if constexpr (Policy::a_k_major) {
+    HGEMM_NO_UNROLL
+    for (int k = 0; k < whole_k; k += Policy::tile_k) {
+      rows.load(k, whole_k - k);
+      rows.multiply();
+    }
+  } else if (problem.m % 8 == 0) {
+    multiply_transposed<true>(rows, shared, problem, m_first, whole_k);
   } else {
-    tile.template multiply<false>(whole_k);
+    multiply_transposed<false>(rows, shared, problem, m_first, whole_k);
   }
 
   // ---- Epilogue ----------------------------------------------------------------------------------------------------
-  store_partials<Policy>(tile);
+  store_partials<Policy>(rows, shared);
   atoms::cta_barrier();
   WarpEpilogue<ByElement<Policy>> const epilogue(problem, work.batch, m_first, n_first);
   if (epilogue.has_bias(Bias::row)) {

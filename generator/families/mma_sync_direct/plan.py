@@ -16,6 +16,8 @@ MMA = "m16n8k16"
 
 K_BLOCK = 32
 """Elements of k that a warp loads at once: four lanes load 16 bytes each of a row of 2-byte elements."""
+ROWS = 8
+"""Rows of A in a vector, if it is contiguous along m."""
 COLUMNS = 8
 """Columns of D, which are rows of B transposed, in one instruction."""
 MMA_PER_BLOCK = 2
@@ -26,8 +28,8 @@ BASE = 28
 
 Source: 26 kernels, ptxas 13.0.88. The epilogue needs fewer, because no vector is alive there.
 """
-TRANSPOSED_A, TRANSPOSED_B = 8, 16
-"""More for the addresses of an operand that is transposed."""
+TRANSPOSED = 8
+"""More for the addresses of an A that is transposed."""
 
 
 class DirectPlan(Plan):
@@ -82,27 +84,19 @@ class DirectPlan(Plan):
         return self.warps * WARP_THREADS
 
     @property
-    def transposes(self) -> bool:
-        """Whether warps transpose an operand in shared memory, because it is not K-major."""
-        return not (self.spec.a_k_major and self.spec.b_k_major)
-
-    @property
     def mainloops(self) -> int:
-        """Copies of the mainloop: a second one for matrices that may end within a vector of neighbouring rows or columns."""
-        return 2 if self.transposes else 1
+        """Copies of the mainloop: a second one if A is contiguous along m, for matrices that end within a vector."""
+        return 1 if self.spec.a_k_major else 2
 
     @property
     def smem_bytes(self) -> int:
-        """For each warp, partial accumulators (tile_m, tile_n + 1) in f32, or the operands that it transposes, whichever is larger.
+        """Partial accumulators (warps, tile_m, tile_n + 1) in f32, after the vectors of A that warps transpose.
 
         The odd pitch, and the gap after the 32 vectors of each 8 rows, avoid bank conflicts.
         """
-        tile, staged = self.spec.cta_tile, 0
-        for k_major, extent in ((self.spec.a_k_major, tile.m), (self.spec.b_k_major, tile.n)):
-            blocks = extent // COLUMNS
-            if not k_major:
-                staged += self.spec.stages * blocks * (K_BLOCK + COLUMNS // blocks) * VECTOR_BYTES
-        return self.warps * max(tile.m * (tile.n + 1) * 4, staged)
+        tile, blocks = self.spec.cta_tile, max(1, self.spec.cta_tile.m // ROWS)
+        staged = 0 if self.spec.a_k_major else self.spec.stages * blocks * (K_BLOCK + ROWS // blocks) * VECTOR_BYTES
+        return self.warps * (staged + tile.m * (tile.n + 1) * 4)
 
     @property
     def accumulator_registers(self) -> int:
@@ -117,11 +111,7 @@ class DirectPlan(Plan):
 
     @property
     def needed_registers(self) -> int:
-        return BASE + self.accumulator_registers + self.vector_registers + self.transposing_registers
-
-    @property
-    def transposing_registers(self) -> int:
-        return TRANSPOSED_A * (not self.spec.a_k_major) + TRANSPOSED_B * (not self.spec.b_k_major)
+        return BASE + self.accumulator_registers + self.vector_registers + TRANSPOSED * (not self.spec.a_k_major)
 
     @property
     def mma_per_k_tile(self) -> int:

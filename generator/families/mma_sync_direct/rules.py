@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from generator.arch import ARCHS, Arch
@@ -16,8 +16,6 @@ from generator.spec import Raster, Request, Spec, Tile, WarpTile
 
 TILE_M = (8, 16)
 MAX_TILE_N = 64
-TRANSPOSED_TILE_N = (8, 16, 32, 64)
-"""Columns of a tile if B is contiguous along n: a warp loads whole lines of k."""
 STAGES = range(1, 17)
 WARPS = range(1, 33)
 
@@ -94,6 +92,12 @@ def accumulator(plan: Plan) -> str | None:
     return None if plan.spec.acc == "f32" else f"acc is {plan.spec.acc}; copy ldg supports f32"
 
 
+@rule(lambda plan: [*on_mma_sync(plan), {"layout": "tn"}])
+def layout(plan: Plan) -> str | None:
+    found = plan.spec.layout
+    return None if plan.spec.b_k_major else f"layout is {found}; copy ldg loads B along k, as in layouts tn and nn"
+
+
 @rule(lambda plan: [*on_mma_sync(plan), *common.aligned_to_16_bytes(plan)])
 def alignment(plan: Plan) -> str | None:
     return common.off_16_bytes(plan, "copy ldg")
@@ -110,17 +114,12 @@ rule(common.as_fixed)(common.fixed_fields)
 # ==== Tile ====
 
 
-def columns_of(plan: Plan) -> Sequence[int]:
-    """Return the columns that a tile may have."""
-    return range(COLUMNS, MAX_TILE_N + 1, COLUMNS) if plan.spec.b_k_major else TRANSPOSED_TILE_N
-
-
 def nearest_tiles(plan: Plan) -> Iterator[Change]:
     """The nearest legal tile with the stages of the plan, then with fewer."""
     tile = plan.spec.cta_tile
     m = min(TILE_M, key=lambda rows: abs(rows - tile.m))
-    n = min(columns_of(plan), key=lambda columns: abs(columns - tile.n))
-    for columns in dict.fromkeys((n, *(count for count in (32, 16, 8) if count < n and count in columns_of(plan)))):
+    n = clamp(tile.n, COLUMNS, COLUMNS, MAX_TILE_N)
+    for columns in dict.fromkeys((n, *(count for count in (32, 16, 8) if count < n))):
         for stages in sorted(STAGES, key=lambda count: abs(count - plan.spec.stages)):
             k = clamp(tile.k, K_BLOCK * stages, K_BLOCK * stages * WARPS[0], K_BLOCK * stages * WARPS[-1])
             yield {"cta_tile": f"{m}x{columns}x{k}", "warp_tile": f"{m}x{columns}", "stages": str(stages)}
@@ -129,14 +128,9 @@ def nearest_tiles(plan: Plan) -> Iterator[Change]:
 @rule(nearest_tiles)
 def cta_tile(plan: Plan) -> str | None:
     tile = plan.spec.cta_tile
-    if tile.m in TILE_M and tile.n in columns_of(plan):
+    if tile.m in TILE_M and tile.n % COLUMNS == 0 and tile.n in range(COLUMNS, MAX_TILE_N + 1):
         return None
-    columns = (
-        f"a multiple of {COLUMNS} up to {MAX_TILE_N}"
-        if plan.spec.b_k_major
-        else " or ".join(map(str, TRANSPOSED_TILE_N))
-    )
-    return f"tile is {tile} in layout {plan.spec.layout}; m must be 8 or 16, and n {columns}"
+    return f"tile is {tile}; m must be 8 or 16, and n a multiple of {COLUMNS} up to {MAX_TILE_N}"
 
 
 @rule(nearest_tiles)
