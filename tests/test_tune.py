@@ -700,7 +700,7 @@ def test_candidates_have_many_tiles(made: FakeMake) -> None:
     supply = generating(made, [Work(4096, 4096, 4096)])
     symbols = supply.ranking.best(Work(600, 3072, 2048), 24)
     rows = [supply.ranking.rows[symbol][1] for symbol in symbols]
-    sorts = [(tile_of(symbol), row.decides_splits, row.splits) for symbol, row in zip(symbols, rows)]
+    sorts = [(tile_of(symbol), row.splits) for symbol, row in zip(symbols, rows)]
     assert len({tile for tile, *_ in sorts}) >= 8 and max(map(sorts.count, sorts)) <= ALIKE
 
 
@@ -709,7 +709,7 @@ def test_candidates_cut_a_problem_into_many_grids(made: FakeMake) -> None:
     work = Work(180, 4096, 704)
     ranking = generating(made, [work]).ranking
     rows = [ranking.rows[symbol][1] for symbol in ranking.best(work, 24)]
-    sorts = [(-(-180 // row.tile_m), -(-4096 // row.tile_n), row.decides_splits, row.splits) for row in rows]
+    sorts = [(-(-180 // row.tile_m), -(-4096 // row.tile_n), row.splits) for row in rows]
     assert len({(down, across) for down, across, *_ in sorts}) >= 8 and max(map(sorts.count, sorts)) <= ALIKE
 
 
