@@ -63,6 +63,8 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
     wgmma, copy = spec["mma"].startswith("m64n"), spec["copy"]
     fills_gpu = rule == "persistent" or (rule == LAUNCH and (wgmma or copy == "tma"))
     waits = wgmma or copy in ("tma", "ldg")  # for the previous grid
+    tensor_maps = launch.get("tensor_maps", [])
+    from_older = tensor_maps == maps_of(spec, pads=False)
     for name, found, expected in (
         ("arch", data["arch"], spec["arch"]),
         ("launch.grid.rule", grid["rule"], rule),
@@ -73,7 +75,7 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
         ("launch.cluster", launch["cluster"], [ctas, 1, 1]),
         ("launch.cluster_shape", launch.get("cluster_shape", [1, 1]), shape),
         ("launch.programmatic", launch.get("programmatic", False), waits),
-        ("launch.tensor_maps", launch.get("tensor_maps", []), maps_of(spec)),
+        ("launch.tensor_maps", tensor_maps, maps_of(spec, pads=not from_older)),
         ("traits.deterministic", traits["deterministic"], True),
         ("traits.graph_safe", traits["graph_safe"], True),
         ("traits.exact_tiles_only", traits["exact_tiles_only"], False),

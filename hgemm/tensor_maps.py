@@ -221,14 +221,15 @@ def loads_of(bias: str, epilogue: str) -> str:
 # ==== The maps of a record's spec ====
 
 
-def maps_of(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+def maps_of(spec: Mapping[str, Any], pads: bool = True) -> list[dict[str, Any]]:
     """Return the tensor maps that the kernel of a spec in present words takes, as a record has them.
 
+    Without `pads`, return those of older versions, whose boxes never extended beyond a tile.
     Raises: LookupError, TypeError or ValueError if a field is missing or malformed.
     """
     if spec["copy"] != "tma" and spec["store"] != "tma":
         return []
-    return [one.to_dict() for one in _maps(*(spec.get(name, default) for name, default in _DECIDING.items()))]
+    return [one.to_dict() for one in _maps(pads, *(spec.get(name, default) for name, default in _DECIDING.items()))]
 
 
 _DECIDING = {
@@ -255,6 +256,7 @@ _DECIDING = {
 
 @lru_cache(maxsize=1024)
 def _maps(
+    pads: bool,
     mma: str,
     copy: str,
     store: str,
@@ -280,7 +282,7 @@ def _maps(
     wgmma, maps = mma.startswith("m64"), []
     if copy == "tma":
         size = DTYPES[dtype_a].bytes
-        padded = wgmma and form == "atoms"
+        padded = pads and wgmma and form == "atoms"
         a = LoadBoxes(layout[0] == "t", m, k, cluster_n, size, 0 if wgmma else warp_m, padded)
         b = LoadBoxes(layout[1] == "n", n, k, cluster_m, size, 0 if wgmma else warp_n, padded)
         maps = [a.tensor_map("a", "m", dtype_a), b.tensor_map("b", "n", dtype_b)]

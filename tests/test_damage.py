@@ -135,6 +135,16 @@ def test_the_generator_compares_a_record_with_the_plan_of_its_spec(tmp_path: Pat
     assert Library(tmp_path).load(symbol)
 
 
+def test_a_record_may_have_the_boxes_of_older_versions() -> None:
+    record = record_of(*sweep([{"arch": "sm_90a", "layout": "nt", "tile": "128x224x64"}]).plans)
+    b = record["launch"]["tensor_maps"][1]
+    assert b["box"][0] == 64
+    b["box"], b["swizzle_bytes"] = [32, *b["box"][1:]], 64
+    assert not contradiction(record)
+    b["swizzle_bytes"] = 128
+    assert contradiction(record).startswith("launch.tensor_maps is")
+
+
 def test_every_planned_record_is_consistent() -> None:
     assert [wrong for record in sound_records() if (wrong := contradiction(record))] == []
 
