@@ -451,12 +451,15 @@ def clocks_of(record: Mapping[str, Any], calibrated: Calibration | None = None) 
 
 
 ELEMENT_STORE_CLOCKS, PAIR_STORE_CLOCKS, SWAPPED_STORE_CLOCKS = 0.8, 0.4, 0.2
-"""What a tile of a wgmma kernel takes longer, for each element, if D is aligned to one element, to more, or if the kernel swaps A
-and B. The other terms are those of kernels that store whole vectors. Source: H100, launches of 5 kernels with k of 64 to 1,000."""
+"""SM clocks that a wgmma tile takes longer for each element of D, if D is not aligned to 16 bytes: aligned to one element, to more,
+and with A and B swapped. The other terms are those of kernels that store 16 bytes at a time.
+
+Source: H100, launches of 5 kernels with k of 64 to 1,000.
+"""
 
 
 def element_store_clocks(spec: Mapping[str, Any]) -> int:
-    """Return what a tile of a wgmma kernel takes longer because D is not aligned to vectors. Units: SM clocks."""
+    """Return what a tile of a wgmma kernel takes longer if D is not aligned to 16 bytes. Units: SM clocks."""
     if not by_wgmma(spec) or spec["align_d"] * DTYPES[spec["dtype_d"]].bytes >= VECTOR_BYTES:
         return 0
     m, n, _ = map(int, spec["cta_tile"].split("x"))

@@ -19,7 +19,7 @@ MAX_STAGES = 8
 """More stages have no measurable effect."""
 
 STAGES_FOR_D = 6
-"""Least number of stages of which one is given up if D then has two stages, or one for each subtile, in place of one.
+"""From so many stages on, a tile gives one up if D then has more than one stage.
 
 Measured on an H100 in the state `model`: 128x64 with 8 stages in place of 9 takes 0.96 of the time, 160x128 with 5 in place of 6
 0.97, 80x128 with 7 in place of 8 0.99, but 192x128 with 4 in place of 5 1.01.
@@ -78,7 +78,9 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
     near = nearest_tile(own, 8, DTYPE_BYTES[fields["dtype_a"]])
     sharings = _sharing(near, fields["schedule"])
     clusters = _clusters(tile, fields["schedule"]) if fields["copy"] == "tma" else [Cluster(1, 1)]
-    stores, clusters = stores[: 1 if "store" in fields else None], clusters[: 1 if "cluster" in fields else None]
+    # A field of the request replaces all choices of it, so one is enough.
+    stores = stores[:1] if "store" in fields else stores
+    clusters = clusters[:1] if "cluster" in fields else clusters
     for store, (cooperation, consumers), cluster in itertools.product(stores, sharings, clusters):
         choice = {
             "swap_ab": swap_ab,
@@ -129,14 +131,12 @@ def _with_most_stages(fields: Request, choice: Request) -> Plan:
     deeper = () if "stages" in fields else range(fitting, STAGES[0], -1)
     more = (Plan(plan.spec.replace(stages=stages)) for stages in deeper)  # no fixed field depends on stages
     most = next((deep for deep in more if deep.smem_bytes <= _most_smem_bytes(deep)), plan)
+    if not deeper or most.spec.stages < STAGES_FOR_D:
+        return most
+    if most.subtiles == 1 or most.spec.schedule.kind == "split_k_cluster":
+        return most
     fewer = Plan(most.spec.replace(stages=most.spec.stages - 1))
-    gives_up = (
-        deeper
-        and most.spec.stages >= STAGES_FOR_D
-        and most.subtiles > 1
-        and most.spec.schedule.kind != "split_k_cluster"
-    )
-    return fewer if gives_up and most.epilogue_stages == 1 < fewer.epilogue_stages else most
+    return fewer if most.epilogue_stages == 1 < fewer.epilogue_stages else most
 
 
 def _most_smem_bytes(plan: Plan) -> int:
