@@ -96,34 +96,33 @@ struct WarpRows {
     return atoms::thread_index() / 32 * vectors * block_k + place % 8 / 2 * 8 + place / 8 * 2 + place % 2;
   }
 
-  // Loads A if it is contiguous along m, and transposes it. `rows_left` are the rows of the matrix from this lane's block on. Without
-  // WHOLE, the matrix may end within the 8 rows of a vector, which are then loaded one by one.
+  // Copies A to shared memory if it is contiguous along m, and reads it transposed. `rows_left` are the rows of the matrix from this
+  // lane's block on. Without WHOLE, the matrix may end within the 8 rows of a vector, which are then copied one by one.
   template <bool WHOLE>
   HGEMM_DEVICE void load_transposed(SharedStorage<Policy>& shared, int64_t lda, int k, int k_left, int rows_left) {
-    HGEMM_UNROLL
-    for (int v = 0; v < vectors; ++v) {
-      HGEMM_UNROLL
-      for (int i = 0; i < blocks_m; ++i) {
-        In const* const from = a[i] + (k + v * block_k) * lda;
-        int const rows = k_of_vec(i) + v * block_k < k_left ? rows_left : 0;
-        if constexpr (WHOLE) {
-          a_vecs[v][i] = rows > 0 ? atoms::ld_global(vec_at(from)) : Vec16B{};
-        } else {
-          Vec<uint16_t, 8> vec{};
-          HGEMM_UNROLL
-          for (int row = 0; row < 8; ++row) {
-            if (row < rows) vec.element[row] = atoms::ld_global(reinterpret_cast<uint16_t const*>(from) + row);
-          }
-          a_vecs[v][i] = *reinterpret_cast<Vec16B const*>(&vec);
-        }
-      }
-    }
     auto& staged = shared.staged[atoms::thread_index() / 32];
     atoms::warp_barrier();  // the blocks of the previous k-tile have been read
     HGEMM_UNROLL
     for (int v = 0; v < vectors; ++v) {
       HGEMM_UNROLL
-      for (int i = 0; i < blocks_m; ++i) atoms::st_shared(&staged[v][block_of_vec()][place_of_vec(i)], a_vecs[v][i]);
+      for (int i = 0; i < blocks_m; ++i) {
+        In const* const from = a[i] + atoms::opaque(k + v * block_k) * lda;  // not kept in registers
+        int const rows = k_of_vec(i) + v * block_k < k_left ? rows_left : 0;
+        Vec16B* const to = &staged[v][block_of_vec()][place_of_vec(i)];
+        if constexpr (WHOLE) {
+          atoms::cp_async<16>(to, from, rows > 0);
+        } else {
+          HGEMM_NO_UNROLL
+          for (int row = 0; row < 8; ++row) {
+            uint16_t const bits = row < rows ? atoms::ld_global(reinterpret_cast<uint16_t const*>(from) + row) : uint16_t(0);
+            atoms::st_shared(reinterpret_cast<uint16_t*>(to) + row, bits);
+          }
+        }
+      }
+    }
+    if constexpr (WHOLE) {
+      atoms::cp_async_commit();
+      atoms::cp_async_wait<0>();
     }
     atoms::warp_barrier();
     HGEMM_UNROLL

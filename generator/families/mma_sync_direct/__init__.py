@@ -34,8 +34,8 @@ def expectation(plan: DirectPlan, allow_spills: bool) -> Expectation:
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,
         mma_theory=f"tile {plan.spec.cta_tile}, {plan.warps} warps along k, {plan.spec.mma}",
-        required=("HMMA", "LDG", *(() if plan.spec.a_k_major else ("LDSM",))),
-        forbidden=("LDGSTS", *(("LDSM",) if plan.spec.a_k_major else ())),
+        required=("HMMA", "LDG", *(() if plan.spec.a_k_major else ("LDGSTS", "LDSM"))),
+        forbidden=("LDGSTS", "LDSM") if plan.spec.a_k_major else (),
         max_k_tiles_in_code=plan.mainloops * (2 if ARCHS[plan.spec.arch].number >= 100 else 1),
         allow_spills=allow_spills,
     )
