@@ -39,20 +39,24 @@ Sampler = Callable[[Sequence[str], int], Mapping[str, Sequence[float]]]
 """Function that times each name `count` times, in turns, and returns the times."""
 
 FIRST_SAMPLES = 2
+LONG_SAMPLES = 0.5
+"""If a launch takes more than this part of the usual time of a sample, halving begins with one sample. This saves seconds."""
 DOUBTFUL = 0.005
 """Relative difference that justifies more rounds while the order is open. Smaller ones are ignored."""
 ERRORS = 2.0
 """A lead counts if it exceeds this many standard errors."""
 
 
-def halve(names: Sequence[str], sample: Sampler, finalists: int) -> tuple[list[str], dict[str, float]]:
+def halve(
+    names: Sequence[str], sample: Sampler, finalists: int, first: int = FIRST_SAMPLES
+) -> tuple[list[str], dict[str, float]]:
     """Return the finalists, fastest first, and the median time of every name over all its samples.
 
-    Each round takes twice as many samples as the one before and drops the slower half. A name of that half stays if its
-    fastest sample is below the median of the slowest one kept. At least a quarter is dropped.
+    The first round takes `first` samples of each name. Each later one takes twice as many as the one before and drops the slower
+    half. A name of that half stays if its fastest sample is below the median of the slowest one kept. At least a quarter is dropped.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
-    left, count = list(names), FIRST_SAMPLES
+    left, count = list(names), first
     while True:
         for name, more in sample(left, count).items():
             times[name] += more
@@ -315,7 +319,8 @@ def tune(
         look = {}
         if rivals and (limited or symbol_of(reference) == selected):
             race.alternate(memory if states[0] == "model" else None)
-            looks = {name: _second_look(race, reference, name, context, states[0]) for name in rivals}
+            most = MAX_REPEATS if len(rivals) == 1 else MAX_REPEATS // 2
+            looks = {name: _second_look(race, reference, name, context, states[0], most) for name in rivals}
             winner = max(looks, key=lambda name: looks[name]["ahead"])
             look = looks[winner]
             elsewhere = {state: of_state for state, of_state in times.items() if state != states[0]}
@@ -348,7 +353,8 @@ def _halved(race: Race, sample: OutputSample, selected: str) -> list[str]:
     """Return the finalists with correct output, each variant once, and `selected`. Reject incorrect ones and repeat."""
     count = race.protocol.finalists
     while names := race.competitive(OURS):
-        finalists, medians_ms = halve(names, race.sample, count)
+        long = race.launch_ms[names[0]] >= LONG_SAMPLES * race.protocol.screen_ms
+        finalists, medians_ms = halve(names, race.sample, count, first=1 if long else FIRST_SAMPLES)
         race.launch_ms |= medians_ms
         others = sorted((name for name in race.ranked(OURS) if name not in finalists), key=race.launch_ms.__getitem__)
         each = one_per_variant([*finalists, *others])
@@ -427,13 +433,15 @@ def _rivals(times: StateTimes, ranked: Sequence[str], winner: str, state: str, l
     return [name for name in names if name != ranked[0]][:MAX_RIVALS]
 
 
-def _second_look(race: Race, selected: str, winner: str, context: BenchContext, state: str) -> dict[str, float]:
+def _second_look(
+    race: Race, selected: str, winner: str, context: BenchContext, state: str, repeats: int
+) -> dict[str, float]:
     """Measure two names again, in turns. Return by how much the winner is ahead, and the error of this."""
     race.protocol = context.protocol
     names = [selected, winner]
     warm_up(race, names, context, state)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(MAX_REPEATS):
+    for _ in range(repeats):
         for name, more in rounds_of(race, names, state).items():
             times[name] += more
         ahead, error = lead(times[selected], times[winner])
