@@ -53,7 +53,7 @@ def halve(
     """Return the finalists, fastest first, and the median time of every name over all its samples.
 
     The first round takes `first` samples of each name. Each later one takes twice as many as the one before and drops the slower
-    half. A name of that half stays if its fastest sample is below the median of the slowest one kept. A quarter is dropped at least.
+    half. A name of that half stays if its fastest sample is below the median of the slowest one kept. At least a quarter leaves.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     left, count = list(names), first
