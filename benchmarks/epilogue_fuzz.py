@@ -33,6 +33,7 @@ from generator.build.emit import emit
 from generator.build.inspect import parse_ptxas_log
 from generator.build.toolchain import headers, templates_folder
 from generator.errors import HgemmError, RequestError
+from generator.families.base import Plan
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import Text, host_toolchain
 from generator.proof.proving import Subject, prove
@@ -114,12 +115,21 @@ def drawn(rng: random.Random, at: int) -> dict[str, str]:
     return {**family, "epilogue": text}
 
 
+def planned(options: dict[str, str]) -> Plan | None:
+    """Return the plan of a kernel, or None if the generator refuses it, for example because it has more than 128 steps."""
+    try:
+        plans = sweep([options]).plans
+    except RequestError:
+        return None
+    return plans[0] if plans else None
+
+
 def check(options: dict[str, str], toolchain: HostToolchain | None = None) -> tuple[str, float]:
     """Return the verdict on a kernel, and its largest error as a share of the bound."""
-    asked = sweep([options])
-    if not asked.plans:
+    plan = planned(options)
+    if not plan:
         return "refused", 0.0
-    kernel = emit(asked.plans[0], templates_folder())
+    kernel = emit(plan, templates_folder())
     text = Text.of(kernel)
     subject = Subject(kernel.symbol, text.ptx(templates_folder()).decode(), text.record, kernel.plan.mma_per_k_tile)
     checks = prove(subject, toolchain or host_toolchain(), SHAPES).checks
@@ -132,13 +142,10 @@ def check(options: dict[str, str], toolchain: HostToolchain | None = None) -> tu
 
 def build(options: dict[str, str]) -> tuple[str, float]:
     """Compile a kernel to machine code. Return the verdict, and the seconds."""
-    try:
-        asked = sweep([options])
-    except RequestError:  # more than 128 steps
+    plan = planned(options)
+    if not plan:
         return "refused", 0.0
-    if not asked.plans:
-        return "refused", 0.0
-    kernel = emit(asked.plans[0], templates_folder())
+    kernel = emit(plan, templates_folder())
     found, began = headers(kernel.entry_header, templates_folder()), time.perf_counter()
     compiled = compile_kernel(kernel, found)
     took = time.perf_counter() - began
@@ -168,7 +175,7 @@ def build_all(args: argparse.Namespace) -> int:
 def build_library(args: argparse.Namespace) -> int:
     """Build random kernels into a library, and print how many."""
     rng = random.Random(args.seed)
-    legal = [options for at in range(args.count) if sweep([options := drawn(rng, at)]).plans]
+    legal = [options for at in range(args.count) if planned(options := drawn(rng, at))]
     failed: dict[str, str] = {}
     try:
         built = hgemm.generate(legal, library=args.library)
