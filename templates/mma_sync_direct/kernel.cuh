@@ -1,7 +1,7 @@
 // The kernel for few rows: fragments of mma.sync come from global memory, without shared memory in between.
 //
-// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias), with B contiguous along k. Warps transpose an A that is
-// contiguous along m, each its own part, in shared memory. Reading B is the bound. Every warp computes the CTA's tile over its part of k, with as many loads of B in flight as fit into registers. The
+// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias), with A and B contiguous along k. Reading B is the
+// bound. Every warp computes the CTA's tile over its part of k, with as many loads of B in flight as fit into registers. The
 // warps add their accumulators in shared memory at the end.
 #pragma once
 
@@ -12,18 +12,9 @@ namespace hgemm {
 
 // ---- Types --------------------------------------------------------------------------------------------------------
 
-// Blocks of (32 of k, 8 rows) of A that warps transpose. The gap after each block avoids bank conflicts.
-template <class Policy, bool A_K_MAJOR = Policy::a_k_major>
-struct StagedA {
-  static constexpr int blocks = Policy::tile_m / 8;
-  Vec16B staged[Policy::warps][Policy::vectors][blocks][32 + 8 / blocks];
-};
-template <class Policy>
-struct StagedA<Policy, true> {};
-
 // Partial accumulators (warps, tile_m, tile_n), with one unused float after each row.
 template <class Policy>
-struct SharedStorage : StagedA<Policy> {
+struct SharedStorage {
   float partials[Policy::warps][Policy::tile_m][Policy::tile_n + 1];
 };
 
@@ -39,8 +30,6 @@ struct ByElement : Policy {
 // A block of 8 rows and 32 of k is one 16-byte vector of each lane: lane l has row l / 4 and 8 elements from l % 4 * 8 on. These
 // are the fragments of two instructions. The instructions assign other k to these elements, but the same to A as to B, so the
 // sums are the same.
-//
-// If A is contiguous along m, a vector that a lane loads is 8 rows of one k. ldmatrix transposes the blocks.
 template <class Policy>
 struct WarpRows {
   using In = typename Policy::In;
@@ -55,7 +44,7 @@ struct WarpRows {
   static_assert(Policy::tile_m == 8 || Policy::tile_m == 16, "an instruction has 16 rows, of which 8 may stay zero");
   static_assert(Policy::tile_k == Policy::warps * vectors * block_k, "warps share a k-tile");
 
-  In const* a[blocks_m];  // this lane's row of A, at the warp's part of the first k-tile; or its 8 rows, without its k
+  In const* a[blocks_m];  // this lane's row of A, at the warp's part of the first k-tile
   In const* b[blocks_n];  // this lane's column of B, likewise
   Vec16B a_vecs[vectors][blocks_m], b_vecs[vectors][blocks_n];
   float accumulators[blocks_n][4];  // (16, 8) each: rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next
@@ -65,13 +54,8 @@ struct WarpRows {
     int const lane = atoms::thread_index() % 32, first = lane_k();
     HGEMM_UNROLL
     for (int i = 0; i < blocks_m; ++i) {
-      if constexpr (Policy::a_k_major) {
-        int const row = inside(m_first + i * 8 + lane / 4, problem.m);
-        a[i] = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a + row * problem.lda + first;
-      } else {
-        In const* const matrix = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a;
-        a[i] = matrix + k_of_vec(i) * problem.lda + m_first + block_of_vec() * 8;
-      }
+      int const row = inside(m_first + i * 8 + lane / 4, problem.m);
+      a[i] = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a + row * problem.lda + first;
     }
     HGEMM_UNROLL
     for (int j = 0; j < blocks_n; ++j) {
@@ -87,54 +71,6 @@ struct WarpRows {
   }
   HGEMM_DEVICE static int inside(int index, int extent) { return index < extent ? index : extent - 1; }
 
-  // Of an A that is contiguous along m: the block and the place in it of vector i of this lane, and its k in the k-tile. A block is
-  // in the order in which ldmatrix reads it.
-  HGEMM_DEVICE static int block_of_vec() { return atoms::thread_index() % 32 % blocks_m; }
-  HGEMM_DEVICE static int place_of_vec(int i) { return atoms::thread_index() % 32 / blocks_m + i * (32 / blocks_m); }
-  HGEMM_DEVICE static int k_of_vec(int i) {
-    int const place = place_of_vec(i);
-    return atoms::thread_index() / 32 * vectors * block_k + place % 8 / 2 * 8 + place / 8 * 2 + place % 2;
-  }
-
-  // Copies A to shared memory if it is contiguous along m, and reads it transposed. `rows_left` are the rows of the matrix from this
-  // lane's block on. Without WHOLE, the matrix may end within the 8 rows of a vector, which are then copied one by one.
-  template <bool WHOLE>
-  HGEMM_DEVICE void load_transposed(SharedStorage<Policy>& shared, int64_t lda, int k, int k_left, int rows_left) {
-    auto& staged = shared.staged[atoms::thread_index() / 32];
-    atoms::warp_barrier();  // the blocks of the previous k-tile have been read
-    HGEMM_UNROLL
-    for (int v = 0; v < vectors; ++v) {
-      HGEMM_UNROLL
-      for (int i = 0; i < blocks_m; ++i) {
-        In const* const from = a[i] + atoms::opaque(k + v * block_k) * lda;  // not kept in registers
-        int const rows = k_of_vec(i) + v * block_k < k_left ? rows_left : 0;
-        Vec16B* const to = &staged[v][block_of_vec()][place_of_vec(i)];
-        if constexpr (WHOLE) {
-          atoms::cp_async<16>(to, from, rows > 0);
-        } else {
-          HGEMM_NO_UNROLL
-          for (int row = 0; row < 8; ++row) {
-            uint16_t const bits = row < rows ? atoms::ld_global(reinterpret_cast<uint16_t const*>(from) + row) : uint16_t(0);
-            atoms::st_shared(reinterpret_cast<uint16_t*>(to) + row, bits);
-          }
-        }
-      }
-    }
-    if constexpr (WHOLE) {
-      atoms::cp_async_commit();
-      atoms::cp_async_wait<0>();
-    }
-    atoms::warp_barrier();
-    HGEMM_UNROLL
-    for (int v = 0; v < vectors; ++v) {
-      HGEMM_UNROLL
-      for (int i = 0; i < blocks_m; ++i) {
-        Vec16B& vec = a_vecs[v][i];
-        atoms::ldmatrix_x4<true>(&staged[v][i][atoms::thread_index() % 32], vec.x, vec.y, vec.z, vec.w);
-      }
-    }
-  }
-
   // Loads the k-tile that begins at k. The matrix has `k_left` of it, in whole vectors; zeros follow. B comes first, because it is
   // not in L2.
   HGEMM_DEVICE void load(int k, int k_left) {
@@ -146,7 +82,6 @@ struct WarpRows {
         b_vecs[v][j] = atoms::ld_global_once(vec_at(b[j] + k + v * block_k), v * block_k < left);
       }
     }
-    if constexpr (!Policy::a_k_major) return;
     HGEMM_UNROLL
     for (int v = 0; v < vectors; ++v) {
       HGEMM_UNROLL
@@ -174,18 +109,6 @@ struct WarpRows {
   HGEMM_DEVICE static Vec16B const* vec_at(In const* elements) { return reinterpret_cast<Vec16B const*>(elements); }
 };
 
-template <bool WHOLE, class Policy>
-HGEMM_DEVICE void multiply_transposed(WarpRows<Policy>& rows, SharedStorage<Policy>& shared, Problem const& problem, int m_first,
-                                      int whole_k) {
-  int const rows_left = problem.m - m_first - WarpRows<Policy>::block_of_vec() * 8;
-  HGEMM_NO_UNROLL
-  for (int k = 0; k < whole_k; k += Policy::tile_k) {
-    rows.load(k, whole_k - k);
-    rows.template load_transposed<WHOLE>(shared, problem.lda, k, whole_k - k, rows_left);
-    rows.multiply();
-  }
-}
-
 // ---- Sum over the warps -------------------------------------------------------------------------------------------
 
 template <class Policy>
@@ -208,13 +131,12 @@ HGEMM_DEVICE void store_partials(WarpRows<Policy> const& rows, SharedStorage<Pol
 template <class Policy>
 HGEMM_DEVICE float end_of_product(Problem const& problem, int batch, int row, int column, int first) {
   using In = typename Policy::In;
-  int64_t const a_step = Policy::a_k_major ? 1 : problem.lda;  // from one k to the next
-  In const* const a = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a + row * (Policy::a_k_major ? problem.lda : 1);
+  In const* const a = static_cast<In const*>(problem.a) + batch * problem.batch_stride_a + row * problem.lda;
   In const* const b = static_cast<In const*>(problem.b) + batch * problem.batch_stride_b + column * problem.ldb;
   float sum = 0.f;
   HGEMM_NO_UNROLL
   for (int k = first; k < problem.k; ++k) {
-    sum += atoms::to_float(atoms::ld_global(a + k * a_step)) * atoms::to_float(atoms::ld_global(b + k));
+    sum += atoms::to_float(atoms::ld_global(a + k)) * atoms::to_float(atoms::ld_global(b + k));
   }
   return sum;
 }
@@ -263,16 +185,10 @@ HGEMM_DEVICE void gemm(Problem const& problem) {
 
   // ---- Mainloop ----------------------------------------------------------------------------------------------------
   int const whole_k = problem.k / WarpRows<Policy>::chunk * WarpRows<Policy>::chunk;
-  if constexpr (Policy::a_k_major) {
-    HGEMM_NO_UNROLL
-    for (int k = 0; k < whole_k; k += Policy::tile_k) {
-      rows.load(k, whole_k - k);
-      rows.multiply();
-    }
-  } else if (problem.m % 8 == 0) {
-    multiply_transposed<true>(rows, shared, problem, m_first, whole_k);
-  } else {
-    multiply_transposed<false>(rows, shared, problem, m_first, whole_k);
+  HGEMM_NO_UNROLL
+  for (int k = 0; k < whole_k; k += Policy::tile_k) {
+    rows.load(k, whole_k - k);
+    rows.multiply();
   }
 
   // ---- Epilogue ----------------------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ def expectation(plan: DirectPlan, allow_spills: bool) -> Expectation:
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,
         mma_theory=f"tile {plan.spec.cta_tile}, {plan.warps} warps along k, {plan.spec.mma}",
-        required=("HMMA", "LDG", *(() if plan.spec.a_k_major else ("LDGSTS", "LDSM"))),
-        forbidden=("LDGSTS", "LDSM") if plan.spec.a_k_major else (),
-        max_k_tiles_in_code=plan.mainloops * (2 if ARCHS[plan.spec.arch].number >= 100 else 1),
+        required=("HMMA", "LDG"),
+        forbidden=("LDGSTS", "LDSM"),
+        max_k_tiles_in_code=2 if ARCHS[plan.spec.arch].number >= 100 else 1,
         allow_spills=allow_spills,
     )
 
@@ -51,7 +51,6 @@ def values(plan: DirectPlan, symbol: str) -> dict[str, Any]:
             f"{plan.warps} warps along k, {plan.threads} threads, {plan.smem_bytes} B of shared memory."
         ),
         "warps": plan.warps,
-        "a_k_major": spec.a_k_major,
         "ctas_per_sm": spec.ctas_per_sm,
     }
 

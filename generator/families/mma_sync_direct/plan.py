@@ -16,8 +16,6 @@ MMA = "m16n8k16"
 
 K_BLOCK = 32
 """Elements of k that a warp loads at once: four lanes load 16 bytes each of a row of 2-byte elements."""
-ROWS = 8
-"""Rows of A in a vector, if it is contiguous along m."""
 COLUMNS = 8
 """Columns of D, which are rows of B transposed, in one instruction."""
 MMA_PER_BLOCK = 2
@@ -28,8 +26,6 @@ BASE = 28
 
 Source: 26 kernels, ptxas 13.0.88. The epilogue needs fewer, because no vector is alive there.
 """
-TRANSPOSED = 8
-"""More for the addresses of an A that is transposed."""
 
 
 class DirectPlan(Plan):
@@ -84,19 +80,10 @@ class DirectPlan(Plan):
         return self.warps * WARP_THREADS
 
     @property
-    def mainloops(self) -> int:
-        """Copies of the mainloop: a second one if A is contiguous along m, for matrices that end within a vector."""
-        return 1 if self.spec.a_k_major else 2
-
-    @property
     def smem_bytes(self) -> int:
-        """Partial accumulators (warps, tile_m, tile_n + 1) in f32, after the vectors of A that warps transpose.
-
-        The odd pitch, and the gap after the 32 vectors of each 8 rows, avoid bank conflicts.
-        """
-        tile, blocks = self.spec.cta_tile, max(1, self.spec.cta_tile.m // ROWS)
-        staged = 0 if self.spec.a_k_major else self.spec.stages * blocks * (K_BLOCK + ROWS // blocks) * VECTOR_BYTES
-        return self.warps * (staged + tile.m * (tile.n + 1) * 4)
+        """Partial accumulators (warps, tile_m, tile_n + 1) in f32. The odd pitch avoids bank conflicts."""
+        tile = self.spec.cta_tile
+        return self.warps * tile.m * (tile.n + 1) * 4
 
     @property
     def accumulator_registers(self) -> int:
@@ -111,7 +98,7 @@ class DirectPlan(Plan):
 
     @property
     def needed_registers(self) -> int:
-        return BASE + self.accumulator_registers + self.vector_registers + TRANSPOSED * (not self.spec.a_k_major)
+        return BASE + self.accumulator_registers + self.vector_registers
 
     @property
     def mma_per_k_tile(self) -> int:

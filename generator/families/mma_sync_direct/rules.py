@@ -95,7 +95,7 @@ def accumulator(plan: Plan) -> str | None:
 @rule(lambda plan: [*on_mma_sync(plan), {"layout": "tn"}])
 def layout(plan: Plan) -> str | None:
     found = plan.spec.layout
-    return None if plan.spec.b_k_major else f"layout is {found}; copy ldg loads B along k, as in layouts tn and nn"
+    return None if found == "tn" else f"layout is {found}; copy ldg loads rows along k, as in layout tn"
 
 
 @rule(lambda plan: [*on_mma_sync(plan), *common.aligned_to_16_bytes(plan)])
