@@ -54,7 +54,7 @@ from hgemm.octave_grid import (
     nearest,
     relative_ratios,
 )
-from hgemm.problem import LAYOUTS, LaunchOptions, kind_supports
+from hgemm.problem import LAYOUTS, Kind, LaunchOptions, kind_supports
 from hgemm.requirements import FEWER_TILES, row_supports, unmet_requirements
 from hgemm.selection_query import ANY_WORKSPACE, MAX_ALIGN, SelectionQuery, Target
 
@@ -318,7 +318,9 @@ class Selector:
             cover = f"generate {options} --pointer-arrays on"
         fix = f"`{cover}{library_suffix(self.library)}` makes one"
         if not any(kind_supports(kind, query.kind.code) for kind in kinds):
-            return f"no variant computes {query.kind} on {self.target.name}: {fix}"
+            types = sorted({Kind.from_code(kind).dtype_a for kind in kinds})
+            others = "" if query.kind.dtype_a in types else f"the library has {', '.join(types)}; "
+            return f"no variant computes {query.kind} on {self.target.name}: {others}{fix}"
         rows = [
             row
             for _, place in self.groups

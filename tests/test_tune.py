@@ -298,7 +298,7 @@ def test_a_call_tunes_as_the_command(driver: BenchDriver, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("shapes", "options", "words"),
     [
-        ("", {}, "no problems given"),
+        ("", {}, "no problems given, and .*pack.json does not exist"),
         ("40x56", {}, "shape '40x56' is malformed"),
         ("40x56x24", {"speed": 2}, "No such option.*--speed"),
         ("40x56x24", {"gpus": 2}, "No such option.*--gpus"),

@@ -289,6 +289,8 @@ BROKEN = [
     ("arch=90a dtype_a=bf16 acc=f16", "accumulator", "accumulate in f32 only", {"acc": "f32"}),
     ("arch=90a acc=f16_promoted", "accumulator", "wgmma supports f32 and f16", {"acc": "f32"}),
     ("arch=90a dtype_a=tf32 mma=wgmma align_a=8", "alignment_of_operands", "align_a is 8", {"align_a": "4"}),
+    ("arch=90a cta_tile=72x128x64 swap_ab=off", "cta_tile", "m must be 64, 128, 192 or 256", {"swap_ab": "on"}),
+    ("arch=90a cta_tile=128x72x64 swap_ab=on", "cta_tile", "with swapped operands; n must be", {"swap_ab": "off"}),
     ("arch=90a dtype_a=tf32 cta_tile=128x128x24", "cta_tile", "tile is 128x128x24", {"cta_tile": "128x128x16"}),
     (
         "arch=90a dtype_a=tf32 cta_tile=128x256x32 mma=m64n256k16",

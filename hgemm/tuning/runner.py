@@ -432,6 +432,11 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
     named = ("suite", "shapes", "m", "n", "k", "epilogue")  # a pack has no expressions
     layers = read_pack(library) if not any(options[name] for name in named) else ()
     if not layers:
+        if not any(options[name] for name in named):
+            raise RequestError(
+                f"no problems given, and {library / PACK_NAME} does not exist: use --suite public, --shapes 4096x4096x4096, "
+                "--m 1024:4096:256, or a library of `hgemm pack`"
+            )
         return works_of(options)
     words = {name: [word.strip() for word in options[name].split(",") if word.strip()] for name in _FILTERS}
     chosen = [

@@ -155,8 +155,11 @@ def sharing(plan: Plan, tile: Tile) -> Iterator[Change]:
 
 
 def nearest_cta_tiles(plan: Plan) -> Iterator[Change]:
-    """The nearest legal CTA tile, then smaller ones, each with the consumers that can share it."""
-    near = _nearest_tile_of(plan)
+    """Operands swapped the other way if the tile fits then, the nearest legal CTA tile, and smaller ones."""
+    near, turned = _nearest_tile_of(plan), Tile(plan.tile.n, plan.tile.m, plan.tile.k)
+    if plan.tile != near and turned == nearest_tile(turned, column_step(plan), plan.spec.operand_bytes):
+        for shared in sharing(plan, turned):
+            yield {"swap_ab": "off" if plan.spec.swap_ab else "on", **shared}
     yield from _tiles(plan, [near, *_smaller(near, plan)])
 
 
@@ -229,7 +232,7 @@ def cooperation_that_fits(plan: Plan) -> Iterator[Change]:
 @rule(cooperation_that_fits)
 def cooperation(plan: Plan) -> str | None:
     spec = plan.spec
-    if not plan.pingpong:
+    if not plan.pingpong or plan.tile.m not in TILE_M:  # the rule of the tile says it
         return None
     if spec.schedule.kind not in ("persistent", "stream_k", LAUNCH):
         return f"cooperation is pingpong with schedule {spec.schedule}; it requires persistent, stream_k or {LAUNCH}"
