@@ -430,7 +430,7 @@ def test_a_captured_launch_begins_early_only_after_a_kernel_of_the_handle(told: 
 def test_a_launch_begins_early_unless_it_would_be_spread_unevenly(told: Callable[..., Told]) -> None:
     """Each SM holds one CTA. A launch waits if it fills less than 4/5 of the SMs, but more than half."""
     seen = set()
-    for sms in (32, 40, 41, 50, 63, 64, 79, 80, 132):
+    for sms in (32, 40, 41, 50, 63, 64, 79, 80, 132, 264, 528):
         made = told("run", FAKE_SMS=str(sms), FAKE_CTAS="1")
         (launch,) = (words for words in made.log if words[0] == "launch")
         ctas = int(launch[3])  # selection chooses it, also by the number of SMs
