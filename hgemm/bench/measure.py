@@ -369,8 +369,8 @@ class Race:
                 launches = max(1, min(round(self.protocol.screen_ms / self._paired_ms(name)), 4000))
                 self._short[name] = self.stream.capture(self._turn(name, 0, launches))
         samples: dict[str, list[float]] = {name: [] for name in names}
-        for name in names[:1]:
-            self.stream.replay(self._short[name])  # the device has been idle
+        if names:
+            self.stream.replay(self._short[names[0]])  # the device has been idle
         for at in range(count):
             for name in names[:: -1 if at % 2 else 1]:
                 graph = self._short[name]

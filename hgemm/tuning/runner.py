@@ -429,15 +429,14 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
 
     Raises: RequestError if there are none.
     """
-    named = ("suite", "shapes", "m", "n", "k", "epilogue")  # a pack has no expressions
-    layers = read_pack(library) if not any(options[name] for name in named) else ()
-    if not layers:
-        if not any(options[name] for name in named):
-            raise RequestError(
-                f"no problems given, and {library / PACK_NAME} does not exist: use --suite public, --shapes 4096x4096x4096, "
-                "--m 1024:4096:256, or a library of `hgemm pack`"
-            )
+    if any(options[name] for name in ("suite", "shapes", "m", "n", "k", "epilogue")):  # a pack has no expressions
         return works_of(options)
+    layers = read_pack(library)
+    if not layers:
+        raise RequestError(
+            f"no problems given, and {library / PACK_NAME} does not exist: use --suite public, --shapes 4096x4096x4096, "
+            "--m 1024:4096:256, or a library of `hgemm pack`"
+        )
     words = {name: [word.strip() for word in options[name].split(",") if word.strip()] for name in _FILTERS}
     chosen = [
         layer
