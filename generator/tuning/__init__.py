@@ -175,6 +175,7 @@ class Generating:
         self._own, self._available, self._failed = frozenset(records), set(records), set[str]()
         self._built: set[str] = set()
         self._candidates: dict[str, list[str]] = {}
+        self._kernels: dict[str, Kernel] = {}
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._stop = threading.Event()
@@ -198,7 +199,9 @@ class Generating:
         """Return the candidates. The choice uses all results so far, not only those at the start."""
         with self._changed:
             available = frozenset(self._available)
-        return [open_kernel(self._library, symbol) for symbol in self._best(work, available)]
+        found = self._best(work, available)
+        self._kernels |= {symbol: open_kernel(self._library, symbol) for symbol in found if symbol not in self._kernels}
+        return [self._kernels[symbol] for symbol in found]
 
     def _best(self, work: Work, among: Container[str] | None = None) -> list[str]:
         """Return the candidates for a problem. A quarter are variants that the library had, whose estimates are often better."""

@@ -121,6 +121,7 @@ class Ranking:
         self._best: dict[tuple[Kind, Extents], Sequence[str]] = {}
         self._options: dict[tuple[Kind, Extents], Mapping[str, LaunchOptions]] = {}
         self._selected: dict[tuple[Kind, Extents], str] = {}
+        self._estimates: dict[tuple[Kind, Extents], dict[str, int]] = {}
 
     def require(self, work: Work, symbol: str) -> None:
         """Make a variant a candidate for a problem: the one that the library selects so far."""
@@ -159,20 +160,27 @@ class Ranking:
         """
         kind = work.kind
         query = SelectionQuery.dense(kind, work.extents)
-        estimates = {
-            symbol: estimate_clocks(row, query, self.target)
-            for symbol, (its_kind, row) in self.rows.items()
-            if its_kind.acc == kind.acc
-            and kind_supports(its_kind.code, kind.code)
-            and row_supports(row, query, self.target)
-            and (among is None or symbol in among)
-        }
+        estimates = {symbol: clocks for symbol, clocks in self._all(work).items() if among is None or symbol in among}
         corrected = self._corrected(query, estimates)
         first = [self._selected.get((kind, work.extents), ""), *self._best.get((kind, work.extents), ())[:REMEASURED]]
         by_estimate, by_both = self._in_order(estimates), self._in_order(corrected)
         mixed = [symbol for pair in zip_longest(by_both, by_estimate) for symbol in pair if symbol]
         known = [symbol for symbol in first if symbol in estimates]
         return list(dict.fromkeys([*known, *self._varied(query, dict.fromkeys(mixed))]))[:count]
+
+    def _all(self, work: Work) -> dict[str, int]:
+        """Return the estimates of all variants for a problem. They take 0.1 s for thousands of variants, so they are kept."""
+        kind, place = work.kind, (work.kind, work.extents)
+        if place not in self._estimates:
+            query = SelectionQuery.dense(*place)
+            self._estimates[place] = {
+                symbol: estimate_clocks(row, query, self.target)
+                for symbol, (its_kind, row) in self.rows.items()
+                if its_kind.acc == kind.acc
+                and kind_supports(its_kind.code, kind.code)
+                and row_supports(row, query, self.target)
+            }
+        return self._estimates[place]
 
     def _in_order(self, estimates: Mapping[str, float]) -> list[str]:
         """Return the variants in order of their estimates, each with a share of the lowest one of its tile."""
