@@ -305,7 +305,7 @@ def test_select_shows_the_order(paper_library: Library, capsys: pytest.CaptureFi
 
 
 def test_packs_have_kernels_of_one_order() -> None:
-    chooser = Chooser([Layer("a", 512, 8192), Layer("b", 1001, 512)], "f16", "sm_90a", 512, invariant=True)
+    chooser = Chooser([Layer("a", 512, 8192), Layer("b", 1001, 512)], "f16", "sm_90a", (1, 512), invariant=True)
     plans = chooser.choose().plans
     table = DispatchTable.of([planned_record(plan) for plan in plans])
     selector = Selector(table, H100)

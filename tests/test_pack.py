@@ -15,7 +15,7 @@ from generator.build.pipeline import Outcome, Settings
 from generator.build.toolchain import templates_folder
 from generator.errors import RequestError
 from generator.pack import kernels
-from generator.pack.kernels import MAX_ROWS, Chooser, candidates_for, choosers_of, dtypes_of, pack, smallest_cover
+from generator.pack.kernels import ROWS, Chooser, candidates_for, choosers_of, dtypes_of, pack, smallest_cover
 from generator.pack.models import MODELS, Layer, distinct, model_of_module, model_of_sizes, read_model
 from generator.spec import symbol_of
 from generator.store.library import Library
@@ -270,7 +270,7 @@ def chooser() -> Chooser:
         Layer("qkv", 6144, 4096),
         Layer("odd", 1001, 512, bias=True),
     ]
-    return Chooser(layers, "bf16", "sm_90a", max_rows=2048)
+    return Chooser(layers, "bf16", "sm_90a", rows=(1, 2048))
 
 
 @pytest.mark.parametrize("loss", [0.02, 0.1])
@@ -313,9 +313,9 @@ def test_a_library_selects_what_the_pack_says(chooser: Chooser) -> None:
 
 
 def test_kernels_run_on_wgmma_where_the_alignment_allows_it() -> None:
-    plans = Chooser([Layer("a", 512, 512)], "f16", "sm_90a", 256).choose().plans
+    plans = Chooser([Layer("a", 512, 512)], "f16", "sm_90a", (1, 256)).choose().plans
     assert {plan.spec.arch for plan in plans} == {"sm_90a"}
-    odd = Chooser([Layer("a", 511, 511)], "f16", "sm_90a", 256).choose().plans
+    odd = Chooser([Layer("a", 511, 511)], "f16", "sm_90a", (1, 256)).choose().plans
     assert {plan.spec.arch for plan in odd} == {"sm_90"} and all(plan.spec.align_a == 1 for plan in odd)
 
 
@@ -363,10 +363,22 @@ def test_a_dry_run_lists_layers_and_rows_and_builds_nothing(capsys: pytest.Captu
     status, out, err = hgemm(capsys, "pack", folder, "--arch", "90a", "--to", tmp_path / "lib", "--dry-run")
     assert status == 0 and not (tmp_path / "lib").exists()
     assert "only a build shows whether registers spill" in err
-    assert "q, k and v fused" in out and "hgemm_sm90a_tn_bf16" in out and str(MAX_ROWS) in out
+    assert "q, k and v fused" in out and "hgemm_sm90a_tn_bf16" in out and str(ROWS[1]) in out
     status, out, err = hgemm(capsys, "pack", folder, "--arch", "90a", "--dry-run", "--json")
     document = json.loads(out)
     assert status == 0 and document["dtypes"] == ["bf16"] and document["choices"][0]["worst_loss"] <= 0.03
+
+
+def test_a_pack_has_kernels_for_the_rows_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("pack", "--nk", "64x64", "--arch", "80,90a", "--dry-run")
+    status, out, _ = hgemm(capsys, *words, "--rows", "3:16")
+    assert status == 0 and "kernels sm_80  kernels sm_90a" in out and "3 to 16" in out
+    status, out, _ = hgemm(capsys, *words, "--rows", "3:16", "--json")
+    for choice in json.loads(out)["choices"]:
+        assert (choice["ranges"][0]["first"], choice["ranges"][-1]["last"]) == (3, 16)
+    for text in ("5", "0:4", "9:8", "a:b"):
+        status, _, err = hgemm(capsys, *words, "--rows", text)
+        assert status == 2 and "use FIRST:LAST" in err
 
 
 def test_a_pack_can_be_exported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

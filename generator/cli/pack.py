@@ -19,7 +19,7 @@ from generator.build.workers import cores
 from generator.cli.options import json_option
 from generator.cli.output import OnOutcome, progress
 from generator.errors import HgemmError, RequestError
-from generator.pack.kernels import DEFAULT_DTYPE, MAX_LOSS, MAX_ROWS, Choice, Pack, choosers_of, dtypes_of, pack
+from generator.pack.kernels import DEFAULT_DTYPE, MAX_LOSS, ROWS, Choice, Pack, choosers_of, dtypes_of, pack
 from generator.pack.models import MODELS, Layer, Model, distinct, model_of_sizes, read_model
 from generator.spec import symbol_of
 from generator.store.files import reject_export
@@ -28,9 +28,9 @@ from generator.tables import counted, to_text
 from hgemm.library import reject_file
 from hgemm.locations import library_suffix
 from hgemm.options import INPUTS, kind_option
-from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS
+from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 
-_HELP = f"""Build the kernels of a model's linear layers, for 1 to {MAX_ROWS:,} rows (tokens). No GPU is needed.
+_HELP = f"""Build the kernels of a model's linear layers, for {ROWS[0]} to {ROWS[1]:,} rows (tokens). No GPU is needed.
 
 MODEL is a config.json of Hugging Face, or its folder. It is read as data, and nothing in it is executed. Known values of
 model_type: {", ".join(MODELS)}. For any other model, --nk lists n and k of its layers.
@@ -48,6 +48,7 @@ Examples:
   hgemm pack llama/config.json --arch sm_90a --to build/llama
   hgemm pack llama --arch 80,90a --dtype f16 --to build/llama
   hgemm pack --nk 4096x14336,14336x4096 --dtype bf16 --bias row --arch 90a --to build/mlp
+  hgemm pack llama --arch 90a --rows 1:512 --to build/llama
   hgemm pack llama --arch 90a --dry-run
   hgemm pack llama --arch 90a --invariant --to build/llama
 """
@@ -67,6 +68,14 @@ _CHECK_SHAPE = "8x128x256"
 @kind_option("--layout", LAYOUTS, "With --nk: A and B in BLAS letters", default="tn", show_default=True)
 @kind_option("--bias", BIASES[:2], "With --nk: bias", default="none", show_default=True)
 @kind_option("--activation", ACTIVATIONS, "With --nk: activation", default="none", show_default=True)
+@click.option(
+    "--rows",
+    default=f"{ROWS[0]}:{ROWS[1]}",
+    show_default=True,
+    metavar="FIRST:LAST",
+    callback=lambda context, option, text: _rows(text),
+    help="Fewest and most rows (tokens). Fewer rows need fewer kernels.",
+)
 @click.option(
     "--loss",
     type=click.FloatRange(0, 100),
@@ -92,6 +101,7 @@ def pack_command(
     layout: str,
     bias: str,
     activation: str,
+    rows: tuple[int, int],
     loss: float,
     invariant: bool,
     dry_run: bool,
@@ -111,7 +121,7 @@ def pack_command(
     dtypes = dtypes_of(read, dtype or "")
     _note(read, archs, dtype or "")
     layers = distinct(read.layers)
-    choosers = choosers_of(read, archs, dtypes, invariant)
+    choosers = choosers_of(read, archs, dtypes, invariant, rows)
     if dry_run:
         choices = [chooser.choose(loss / 100) for chooser in choosers]
         text = (
@@ -170,6 +180,14 @@ def pack_command(
         _next_commands(to, invariant)
 
 
+def _rows(text: str) -> tuple[int, int]:
+    """Parse FIRST:LAST. Raises RequestError if it is malformed."""
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= MAX_EXTENT):
+        raise RequestError(f"--rows {text!a} is malformed: use FIRST:LAST, such as 1:4096")
+    return int(first), int(last)
+
+
 def _reject_options_of_sizes(ctx: click.Context, nk: str) -> None:
     """Raise RequestError if an option of --nk is given without it: the layers of a model have values of their own."""
     given = [name for name in _SIZES_ONLY if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
@@ -201,10 +219,12 @@ def _chosen(choice: Choice) -> str:
 
 
 def _layer_table(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
-    """Return a table of the layers, with the number of kernels that each uses."""
+    """Return a table of the layers, with the number of kernels that each uses on each architecture."""
+    archs = list(dict.fromkeys(choice.arch for choice in choices))
+    columns = {arch: f"kernels {arch}" if len(archs) > 1 else "kernels" for arch in archs}
     rows = []
     for layer in layers:
-        used = {one.symbol for choice in choices for one in choice.ranges if one.layer == layer.name}
+        used = {(choice.arch, one.symbol) for choice in choices for one in choice.ranges if one.layer == layer.name}
         rows.append(
             {
                 "layer": layer.name,
@@ -213,10 +233,10 @@ def _layer_table(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
                 "layout": layer.layout,
                 "bias": "row" if layer.bias else "none",
                 "activation": layer.activation,
-                "kernels": len(used),
+                **{column: sum(arch == its for its, _ in used) for arch, column in columns.items()},
             }
         )
-    return to_text(rows, ["layer", "n", "k", "layout", "bias", "activation", "kernels"])
+    return to_text(rows, ["layer", "n", "k", "layout", "bias", "activation", *columns.values()])
 
 
 def _plan(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
@@ -232,7 +252,9 @@ def _plan(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
             }
             for one in choice.ranges
         ]
-        parts.append(to_text(rows, ["layer", "activation", "rows", "symbol"]) + _chosen(choice) + "\n")
+        parts.append(
+            f"{choice.arch}\n" + to_text(rows, ["layer", "activation", "rows", "symbol"]) + _chosen(choice) + "\n"
+        )
     return "\n".join(parts)
 
 

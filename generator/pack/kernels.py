@@ -36,8 +36,8 @@ from hgemm.record import CUBIN_NAME, PTX_NAME
 from hgemm.selection import row_supports
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
-MAX_ROWS = 16384
-"""The largest number of rows of A that a pack is made for."""
+ROWS = (1, 16384)
+"""The fewest and the most rows of A that a pack is made for by default."""
 MAX_LOSS = 0.03
 """A pack's kernel may be predicted this much slower than the best candidate.
 
@@ -133,14 +133,14 @@ class Chooser:
     """Chooses the kernels of a pack for layers of one type on one architecture. Each kind is estimated once."""
 
     def __init__(
-        self, layers: Sequence[Layer], dtype: str, arch: str, max_rows: int = MAX_ROWS, invariant: bool = False
+        self, layers: Sequence[Layer], dtype: str, arch: str, rows: tuple[int, int] = ROWS, invariant: bool = False
     ) -> None:
-        """`invariant` chooses among kernels that sum k in one order, without splits.
+        """`rows` are the fewest and the most rows of A. `invariant` chooses among kernels that sum k in one order, without splits.
 
         Raises: RequestError if the architecture has no kernel for a layer.
         """
         self.arch, self.target, self.invariant = arch, Target.typical(arch), invariant
-        self.rows = [*extents_between(1, max_rows)]
+        self.rows = extents_between(*rows)
         if dtype != "f16" and not ARCHS[arch].has_bf16:
             raise RequestError(f"{arch} multiplies f16 only: use --dtype f16, or another --arch")
         self.problems = [
@@ -353,10 +353,16 @@ def pack(
     return Pack(settings.library.folder, tuple(choices), tuple(plans), dropped, size, time.perf_counter() - start)
 
 
-def choosers_of(model: Model, archs: Sequence[str], dtypes: Sequence[str], invariant: bool = False) -> list[Chooser]:
+def choosers_of(
+    model: Model,
+    archs: Sequence[str],
+    dtypes: Sequence[str],
+    invariant: bool = False,
+    rows: tuple[int, int] = ROWS,
+) -> list[Chooser]:
     """Return a chooser for each architecture and type. Raises: RequestError if one has no kernel for a layer."""
     layers = distinct(model.layers)
-    return [Chooser(layers, dtype, arch, invariant=invariant) for arch in archs for dtype in dtypes]
+    return [Chooser(layers, dtype, arch, rows, invariant) for arch in archs for dtype in dtypes]
 
 
 def pack_model(
