@@ -1935,8 +1935,8 @@ AUDIT = (
     _audit(
         "one matrix of a batch shared by none",
         (
-            At("TmaPipeline::load", "a_stride == 0 ? 0 : batch").replace("batch"),
-            At("TmaPipeline::load", "b_stride == 0 ? 0 : batch").replace("batch"),
+            At("TmaPipeline::sources", "a_stride == 0 ? 0 : batch").replace("batch"),
+            At("TmaPipeline::sources", "b_stride == 0 ? 0 : batch").replace("batch"),
         ),
         AUDIT_90,
     ),
@@ -2303,7 +2303,7 @@ OTHERS = (
     ),
     _other(
         "the stride of the other operand decides on its batch",
-        At("TmaPipeline::load", "Policy::swap_ab ? problem.batch_stride_b : problem.batch_stride_a").replace(
+        At("TmaPipeline::sources", "Policy::swap_ab ? problem.batch_stride_b : problem.batch_stride_a").replace(
             "problem.batch_stride_a"
         ),
         {"arch": "sm_90a", "tile": "32x64x64", "swap_ab": "on", "cluster": "1x1"},

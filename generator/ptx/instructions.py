@@ -871,6 +871,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(r"prefetch\.tensormap", _call("tma_prefetch", "address"), _DATA, writes=0),
     Row(r"prefetch(?:\.global)?\.L[12]", _nothing, _DATA, writes=0),
+    Row(r"cp\.async\.bulk\.prefetch\.tensor\.3d\.L2\.global\.tile", _nothing, _DATA, writes=0),
     # ---- Asynchronous copies ----
     Row(
         r"cp\.async\.(?:ca|cg)\.shared(?:::cta)?\.global(?P<hint>\.L2::cache_hint)?(?:\.L2::\d+B)?",

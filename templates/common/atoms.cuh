@@ -71,6 +71,9 @@ HGEMM_DEVICE int opaque(int value) {
   return value;
 }
 
+// Reads the value at this point of the program, not where it is first used.
+HGEMM_DEVICE void read_now(int64_t value) { asm volatile("" ::"l"(value)); }
+
 // Makes this thread's earlier global writes visible to threads that see its later ones.
 HGEMM_DEVICE void global_fence() { __threadfence(); }
 HGEMM_DEVICE uint32_t global_fetch_add(uint32_t* counter, uint32_t value) { return atomicAdd(counter, value); }

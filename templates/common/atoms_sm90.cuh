@@ -123,6 +123,12 @@ HGEMM_DEVICE void tma_load_multicast(void* shared, TensorMap const& map, uint64_
                                          y, z);
 }
 
+// Fetches the box at (x, y, z) of the map into L2.
+HGEMM_DEVICE void tma_prefetch_box(TensorMap const& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
 // Copies a box from shared memory to (x, y, z) of the map. Elements outside the matrix are not written.
 HGEMM_DEVICE void tma_store(TensorMap const& map, void const* shared, int x, int y, int z) {
   cute::SM90_TMA_STORE_3D::copy(&map, shared, x, y, z);

@@ -73,9 +73,10 @@ struct Scheduler {
   HGEMM_DEVICE uint32_t whole_tiles() const { return at_launch ? problem->whole_tiles : 0; }
 
   // Fetches this worker's next item; false if none is left. A worker that is not persistent gets one item.
+  template <bool TESTS_BATCH = at_launch>
   HGEMM_DEVICE bool next(Work& work) {
     if (!has_more()) return false;
-    work = work_of(item);
+    work = work_of<TESTS_BATCH>(item);
     advance();
     return true;
   }
@@ -83,12 +84,13 @@ struct Scheduler {
   // The parts of next(), for kernels that call them separately.
   HGEMM_DEVICE bool has_more() const { return item < items; }
   HGEMM_DEVICE void advance() { item = persistent<Policy>() ? item + step : items; }
+  // With TESTS_BATCH, no division by the batch's tiles if the batch is 1: divisions are slow. By default only schedule launch does
+  // so. With the other schedules, this branch makes a few kernels spill where all roles take it.
+  template <bool TESTS_BATCH = at_launch>
   HGEMM_DEVICE Work work_of(uint32_t item) const {
     Work work = split_of(item);
     work.batch = 0;
-    // Divisions are slow, so kernels with schedule launch skip them if the batch is 1. With the other schedules, this branch makes
-    // a few kernels spill, so they always divide.
-    if (!at_launch || problem->batch > 1) {
+    if (!TESTS_BATCH || problem->batch > 1) {
       work.batch = work.tile / tiles();
       work.tile %= tiles();
     }

@@ -61,9 +61,10 @@ struct StreamScheduler : Scheduler<Policy> {
   HGEMM_DEVICE Shares<Policy> shares() const { return Shares<Policy>(this->items, k_tiles, this->step); }
 
   // Fetches this worker's next tile or part of a tile; false if none is left.
+  template <bool TESTS_BATCH = false>
   HGEMM_DEVICE bool next(Work& work) {
     if (left == 0) {
-      if (!Whole::next(work)) return false;
+      if (!Whole::template next<TESTS_BATCH>(work)) return false;
       work.k_first = 0;
       work.k_count = k_tiles;
       return true;

@@ -57,6 +57,16 @@ struct TmaBoxes {
       }
     }
   }
+
+  // Fetches into L2 what load() would load.
+  HGEMM_DEVICE static void prefetch(TensorMap const& map, int first, int k, int batch, int place) {
+    if (in_turn && k / Policy::tile_k % SHARERS != place) return;
+    int const row = in_turn ? 0 : place * slice_rows;
+    HGEMM_UNROLL
+    for (int box = 0; box < boxes; ++box) {
+      atoms::tma_prefetch_box(map, (Side::k_major ? k : first) + box * columns, (Side::k_major ? first : k) + row, batch);
+    }
+  }
 };
 
 // ---- Cluster ------------------------------------------------------------------------------------------------------
@@ -142,13 +152,27 @@ struct TmaPipeline {
 
   // ---- Producer: one thread ---------------------------------------------------------------------------------------
 
-  HGEMM_DEVICE void load(TensorMaps const& maps, Problem const& problem, int batch, int m_first, int n_first, int k_first,
-                         int k_tiles) {
+  // The maps of the kernel's A and B, and the matrices of `batch` in them.
+  struct Sources {
+    TensorMap const &a, &b;
+    int a_batch, b_batch;
+  };
+  HGEMM_DEVICE static Sources sources(TensorMaps const& maps, Problem const& problem, int batch) {
     int64_t const a_stride = Policy::swap_ab ? problem.batch_stride_b : problem.batch_stride_a;
     int64_t const b_stride = Policy::swap_ab ? problem.batch_stride_a : problem.batch_stride_b;
-    int const a_batch = a_stride == 0 ? 0 : batch, b_batch = b_stride == 0 ? 0 : batch;
-    TensorMap const& a_map = Policy::swap_ab ? maps.b : maps.a;
-    TensorMap const& b_map = Policy::swap_ab ? maps.a : maps.b;
+    return {Policy::swap_ab ? maps.b : maps.a, Policy::swap_ab ? maps.a : maps.b, a_stride == 0 ? 0 : batch, b_stride == 0 ? 0 : batch};
+  }
+
+  // Fetches the boxes of one k-tile into L2, before the stages may be written.
+  HGEMM_DEVICE void prefetch(TensorMaps const& maps, Problem const& problem, int batch, int m_first, int n_first, int k_tile) const {
+    auto const [a_map, b_map, a_batch, b_batch] = sources(maps, problem, batch);
+    A::prefetch(a_map, m_first, k_tile * Policy::tile_k, a_batch, place.column);
+    B::prefetch(b_map, n_first, k_tile * Policy::tile_k, b_batch, place.row);
+  }
+
+  HGEMM_DEVICE void load(TensorMaps const& maps, Problem const& problem, int batch, int m_first, int n_first, int k_first,
+                         int k_tiles) {
+    auto const [a_map, b_map, a_batch, b_batch] = sources(maps, problem, batch);
     int const k_end = (k_first + k_tiles) * Policy::tile_k;
     HGEMM_NO_UNROLL
     for (int k = k_first * Policy::tile_k; k < k_end; k += Policy::tile_k) {

@@ -143,8 +143,20 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   if constexpr (Place::size > 1 || in_cluster) {
     atoms::cluster_arrive_relaxed();
   }
-  // The producer finds its first tile while the barriers are set up. This takes several divisions.
-  bool has_work = loads_by_tma && scheduler.next(work);
+  // The producer finds its first tile while the barriers are set up. This takes several divisions. It reads the batch strides,
+  // which its first loads need.
+  bool has_work = loads_by_tma && scheduler.template next<true>(work);
+  if constexpr (by_tma) {
+    atoms::read_now(problem.batch_stride_a);
+    atoms::read_now(problem.batch_stride_b);
+  }
+  // It fetches the first k-tile into L2 meanwhile. Kernels with one consumer or pingpong gain nothing from this.
+  if constexpr (by_tma && Policy::consumers > 1 && !Policy::pingpong) {
+    if (has_work && atoms::elect_one()) {
+      CtaWork<Policy> const mine(work, place, k_tiles);
+      if (mine.k.count > 0) mainloop.prefetch(maps, problem, work.batch, mine.m_first, mine.n_first, mine.k.first);
+    }
+  }
   if constexpr (Place::size > 1 || in_cluster) {
     atoms::cluster_wait();
   } else {
