@@ -157,7 +157,11 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
     exchanges = "".join(f" {one.name}_.exchange(loaded.{one.name}_, at);" for one in operands)
     matrices = sum(one.kind == "matrix" for one in operands)
     accumulators = "float acc, float up" if epilogue.gated else "float acc, float"
+    addend = _addend(epilogue)
     lines = [f"      {_step(epilogue, at)}" for at in range(len(epilogue.nodes)) if epilogue.nodes[at].op not in _PLAIN]
+    if addend:
+        sum_of = f"float const x{addend[0]} = "
+        lines = [line.replace(sum_of, f"{sum_of}ADDED ? acc : ") for line in lines]
     return "\n".join(
         [
             *(f"  // {line}" for line in _wrapped(epilogue.formula)),
@@ -166,6 +170,7 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
             f"    static constexpr bool is_long = {'true' if epilogue.steps > _LONG_STEPS else 'false'};",
             f"    static constexpr int accumulators = {2 if epilogue.gated else 1}, reductions = {len(epilogue.row_reductions)};",
             f"    static constexpr int column_reductions = {len(epilogue.column_reductions)};",
+            f"    static constexpr bool adds_first = {'true' if addend else 'false'};",
             "",
             "    template <template <hgemm::AuxKind, class, int> class Of>",
             "    struct Inputs {",
@@ -177,7 +182,17 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
             "    };",
             "",
             *_outputs(epilogue, dtype_d),
-            "    template <class Given, class Out, class... At>",
+            *(
+                (
+                    "    template <class Given, class... At>",
+                    "    HGEMM_DEVICE static float addend(Given const& given, At... at) {",
+                    f"      return {_formula(epilogue, epilogue.nodes[addend[1]])};",
+                    "    }",
+                )
+                if addend
+                else ()
+            ),
+            "    template <bool ADDED = false, class Given, class Out, class... At>",
             f"    HGEMM_DEVICE static float apply({accumulators}, Given const& given, Out& outputs, "
             "hgemm::Problem const& problem, At... at) {",
             *lines,
@@ -224,6 +239,24 @@ def _outputs(epilogue: Epilogue, dtype_d: str) -> list[str]:
         *chosen,
         "",
     ]
+
+
+def _addend(epilogue: Epilogue) -> tuple[int, int] | None:
+    """Return the nodes of a sum and of the row or column that it adds to the accumulator, if nothing else reads the accumulator."""
+    nodes, inputs = epilogue.nodes, epilogue.inputs
+    accumulator = [at for at, node in enumerate(nodes) if node.op == "acc"]
+    readers = [at for at, node in enumerate(nodes) if node.op != "input" and {*accumulator} & {*node.arguments}]
+    if (
+        epilogue.gated
+        or len(readers) != 1
+        or {*accumulator} & {epilogue.result, *(one.node for one in epilogue.outputs)}
+    ):
+        return None
+    (reader,) = readers
+    for at in nodes[reader].arguments if nodes[reader].op == "add" else ():
+        if nodes[at].op == "input" and inputs[nodes[at].arguments[0]].kind in ("row", "column"):
+            return reader, at
+    return None
 
 
 def _by_slot(values: list[Any]) -> str:

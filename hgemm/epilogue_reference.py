@@ -232,7 +232,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "erf": _rising(_erf_of, 3 * _F32_CUT),
     "softplus": _rising(_softplus_of, 2 * _F32_CUT, lambda x: 4 * _F32_CUT),
     "relu": lambda x: Interval(np.maximum(x.exact, 0.0), np.maximum(x.low, 0.0), np.maximum(x.high, 0.0)),
-    "gelu": _smooth(lambda x: 0.5 * x * _erfc_of(-x * math.sqrt(0.5)), 1.13, 4 * _F32_CUT),
+    "gelu": _smooth(lambda x: 0.5 * x * _erfc_of(-x * math.sqrt(0.5)), 1.13, 16 * _F32_CUT),
     "silu": _smooth(lambda x: x * _sigmoid_of(x), 1.1, 2 * _F32_CUT),
     "f16": _rounded_to("f16"),
     "bf16": _rounded_to("bf16"),

@@ -696,21 +696,22 @@ struct Epilogue {
       }
     }
 
-    // The same by a tree of branches: a move for each register, in place of a select for each subtile and register.
-    template <int FIRST, int COUNT, class Accumulators>
-    HGEMM_DEVICE void pick_by_branches(Accumulators const& accumulators, int index) {
+    // The same by a tree of branches: one instruction for each register, in place of a select for each subtile and register.
+    // `copied` copies the bits of an accumulator, (column group, element).
+    template <int FIRST, int COUNT, class Accumulators, class Copied>
+    HGEMM_DEVICE void pick_by_branches(Accumulators const& accumulators, int index, Copied const& copied) {
       if constexpr (COUNT > 1) {
         if (index < FIRST + COUNT / 2) {
-          pick_by_branches<FIRST, COUNT / 2>(accumulators, index);
+          pick_by_branches<FIRST, COUNT / 2>(accumulators, index, copied);
         } else {
-          pick_by_branches<FIRST + COUNT / 2, COUNT - COUNT / 2>(accumulators, index);
+          pick_by_branches<FIRST + COUNT / 2, COUNT - COUNT / 2>(accumulators, index, copied);
         }
       } else {
         constexpr int block = FIRST / subtiles, first = FIRST % subtiles * (parts * columns / 8);
         HGEMM_UNROLL
         for (int j = 0; j < parts * columns / 8 && first + j < Accumulators::mma_n; ++j) {
           HGEMM_UNROLL
-          for (int r = 0; r < registers; ++r) bits[j][r] = atoms::moved(accumulators.bits(block, first + j, r));
+          for (int r = 0; r < registers; ++r) bits[j][r] = copied(accumulators.bits(block, first + j, r), j, r);
         }
       }
     }
@@ -745,7 +746,7 @@ struct Epilogue {
       EpilogueSubtile<false> subtile;
       subtile.place(index, batch, row_first, column_first);
       partials.add(subtile.bits, index, parts * subtile.count / 8);
-      finish_subtile<false, Policy::bias, reuses_stages(Partials::shares)>(subtile, adds_c);
+      finish_subtile<false, Policy::bias, reuses_stages(Partials::shares)>(subtile, adds_c, Picked{});
     }
   }
 
@@ -815,7 +816,7 @@ struct Epilogue {
       subtile.place(index, batch, row_first, column_first);
       subtile.pick(accumulators, index);
       float results[columns / 8][4];
-      combine<false, BIAS>(subtile, results);
+      combine<false, BIAS>(subtile, results, Picked{});
       activate_all(subtile.count, results);
       put_subtile(subtile, results, shared.subtile[consumer][index]);
     }
@@ -840,23 +841,55 @@ struct Epilogue {
     }
   }
 
+  // Whether these branches also add the row or column that an expression adds to the accumulator before anything else.
+  template <class Accumulators>
+  HGEMM_DEVICE static constexpr bool adds_in_branches() {
+    if constexpr (picks_by_branches(Accumulators::mma_m * subtiles)) return Policy::Expression::adds_first && !Accumulators::in_pairs;
+    return false;
+  }
+
+  // How a subtile gets its accumulators once its inputs are there: it has them already, or the branches that pick them add a vector.
+  struct Picked {
+    static constexpr bool adds = false;
+    template <class Subtile, class Inputs>
+    HGEMM_DEVICE void operator()(Subtile const&, Inputs const&) const {}
+  };
+  template <class Accumulators>
+  struct PickWithSum {
+    static constexpr bool adds = true;
+    Accumulators const& accumulators;
+    int index;
+
+    template <class Subtile, class Inputs>
+    HGEMM_DEVICE void operator()(Subtile& subtile, Inputs const& inputs) const {
+      subtile.template pick_by_branches<0, Accumulators::mma_m * subtiles>(accumulators, index, [&](uint32_t bits, int j, int e) {
+        return atoms::sum_in_branch(bits, Policy::Expression::addend(inputs, j, e));
+      });
+    }
+  };
+
   // `loaded` are the inputs of an expression, if they have been loaded before.
   template <bool PLAIN, Bias BIAS, class Accumulators, class... Loaded>
   HGEMM_DEVICE void store_subtile(Accumulators const& accumulators, int index, int batch, int row_first, int column_first,
                                   bool adds_c, Loaded const&... loaded) {
     EpilogueSubtile<Accumulators::in_pairs> subtile;
     subtile.place(index, batch, row_first, column_first);
-    if constexpr (picks_by_branches(Accumulators::mma_m * subtiles)) {
-      subtile.template pick_by_branches<0, Accumulators::mma_m * subtiles>(accumulators, index);
+    constexpr int count = Accumulators::mma_m * subtiles;
+    if constexpr (adds_in_branches<Accumulators>()) {
+      finish_subtile<PLAIN, BIAS, reuses_stages(count)>(subtile, adds_c, PickWithSum<Accumulators>{accumulators, index}, loaded...);
     } else {
-      subtile.pick(accumulators, index);
-    }
-    if constexpr (reductions_of<Policy> > 0) {
-      if (index % subtiles == 0) clear(partials[0]), clear(partials[1]);
-    }
-    finish_subtile<PLAIN, BIAS, reuses_stages(Accumulators::mma_m * subtiles)>(subtile, adds_c, loaded...);
-    if constexpr (reductions_of<Policy> > 0) {
-      if (index % subtiles == subtiles - 1) store_partials(subtile, column_first);
+      if constexpr (picks_by_branches(count)) {
+        subtile.template pick_by_branches<0, count>(accumulators, index, [](uint32_t bits, int, int) { return atoms::moved(bits); });
+      } else {
+        subtile.pick(accumulators, index);
+      }
+      if constexpr (reductions_of<Policy> > 0) {
+        if (index % subtiles == 0) clear(partials[0]), clear(partials[1]);
+      }
+      finish_subtile<PLAIN, BIAS, reuses_stages(count)>(subtile, adds_c, Picked{}, loaded...);
+      if constexpr (reductions_of<Policy> > 0) {
+        if (index % subtiles == subtiles - 1) store_partials(subtile, column_first);
+      }
     }
   }
 
@@ -868,15 +901,15 @@ struct Epilogue {
     return persistent<Policy>() || of_item > Policy::epilogue_stages;
   }
 
-  template <bool PLAIN, Bias BIAS, bool REUSES_STAGES, class Subtile, class... Loaded>
-  HGEMM_DEVICE void finish_subtile(Subtile const& subtile, bool adds_c, Loaded const&... loaded) {
+  template <bool PLAIN, Bias BIAS, bool REUSES_STAGES, class Subtile, class Pick, class... Loaded>
+  HGEMM_DEVICE void finish_subtile(Subtile& subtile, bool adds_c, Pick const& pick, Loaded const&... loaded) {
     constexpr bool through_boxes = matrices_of<Policy> > 0 && Pairs::template in_vecs<Out>;
     if constexpr (through_boxes) wait_for_boxes<REUSES_STAGES>();
     float results[columns / 8][4];
     if (!PLAIN && adds_c) {
-      combine<true, BIAS>(subtile, results, loaded...);
+      combine<true, BIAS>(subtile, results, pick, loaded...);
     } else {
-      combine<false, BIAS>(subtile, results, loaded...);
+      combine<false, BIAS>(subtile, results, pick, loaded...);
     }
     activate_all(subtile.count, results);
     unsigned char* const boxes = shared.subtile[consumer][stage];
@@ -918,14 +951,14 @@ struct Epilogue {
   // ---- Arithmetic -------------------------------------------------------------------------------------------------
 
   // alpha * accumulator + beta * C + bias of a subtile. All its loads come first.
-  template <bool ADDS_C, Bias BIAS, class Subtile, class... Loaded>
-  HGEMM_DEVICE void combine(Subtile const& subtile, float (&results)[columns / 8][4], Loaded const&... loaded) {
+  template <bool ADDS_C, Bias BIAS, class Subtile, class Pick, class... Loaded>
+  HGEMM_DEVICE void combine(Subtile& subtile, float (&results)[columns / 8][4], Pick const& pick, Loaded const&... loaded) {
     if constexpr (sizeof...(loaded) > 0) {
-      evaluate(subtile, results, loaded...);
+      evaluate(subtile, results, pick, loaded...);
     } else if constexpr (has_expression<Policy>) {
       LoadedInputs<Policy> loaded;
       loaded.load(typename Pairs::template SubtileAt<Subtile>{pairs, subtile});
-      evaluate(subtile, results, loaded);
+      evaluate(subtile, results, pick, loaded);
     } else {
       typename Pairs::template SubtileC<columns / 8> c;
       typename Pairs::template SubtileBias<columns / 8> bias;
@@ -946,11 +979,12 @@ struct Epilogue {
   }
 
   // The expression of a subtile, from its loaded inputs.
-  template <class Subtile, class Loaded>
-  HGEMM_DEVICE void evaluate(Subtile const& subtile, float (&results)[columns / 8][4], Loaded const& loaded) {
+  template <class Subtile, class Pick, class Loaded>
+  HGEMM_DEVICE void evaluate(Subtile& subtile, float (&results)[columns / 8][4], Pick const& pick, Loaded const& loaded) {
     typename Pairs::template SubtileAt<Subtile> const at{pairs, subtile};
     SubtileInputs<Policy> inputs;
     inputs.exchange(loaded, typename Pairs::template ExchangeAt<Subtile>{at, shared.subtile[consumer][stage]});
+    pick(subtile, inputs);
     typename Policy::Expression::template Outputs<Pairs::template OutOfSubtile<columns / 8>::template Of> outputs;
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
@@ -959,7 +993,7 @@ struct Epilogue {
       for (int e = 0; e < 4; ++e) {
         float const first = Pairs::accumulator(subtile.bits[parts * j], e);
         float const second = parts == 2 ? Pairs::accumulator(subtile.bits[parts * j + parts - 1], e) : 0.f;
-        results[j][e] = Policy::Expression::apply(first, second, inputs, outputs, problem, j, e);
+        results[j][e] = Policy::Expression::template apply<Pick::adds>(first, second, inputs, outputs, problem, j, e);
       }
     }
     outputs.store(at);
