@@ -94,7 +94,7 @@ def line_width() -> int:
 def fitted(rows: Sequence[Row], required: Sequence[str], optional: Sequence[str], width: int) -> Fitted:
     """Write the required columns, as many optional ones as fit, and the symbols, which come last.
 
-    Symbols are shortened if the required columns leave too little room: hgemm_sm89_tn...1f3a4b39.
+    If the required columns leave too little room for symbols, their hashes replace them. Commands take both.
     """
     required = [name for name in dict.fromkeys(required) if name != "symbol"]
     optional = [name for name in dict.fromkeys(optional) if name not in (*required, "symbol")]
@@ -102,7 +102,7 @@ def fitted(rows: Sequence[Row], required: Sequence[str], optional: Sequence[str]
     widths = {name: len(column[0]) for name, column in columns.items()}
     symbol_width = max([len("symbol"), *(len(str(row["symbol"])) for row in rows)])
     free = width - sum(widths[name] + len(_GAP) for name in required)
-    room = max(_HASH_DIGITS, min(symbol_width, free))
+    room = symbol_width if symbol_width <= free else _HASH_DIGITS
     free -= room
     chosen = []
     for name in optional:
@@ -115,8 +115,5 @@ def fitted(rows: Sequence[Row], required: Sequence[str], optional: Sequence[str]
 
 
 def shortened(symbol: str, width: int) -> str:
-    """Return a symbol of at most `width` characters, with the hash at its end."""
-    if len(symbol) <= width:
-        return symbol
-    begun = symbol[: max(0, width - _HASH_DIGITS - 3)]
-    return (begun + "..." if begun else "") + symbol[-_HASH_DIGITS:]
+    """Return the symbol, or its hash if it has more than `width` characters."""
+    return symbol if len(symbol) <= width else symbol[-_HASH_DIGITS:]

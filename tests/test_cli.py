@@ -188,6 +188,7 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
         (["--arch", "90a", "--fragment-stages", "2"], "warning: --fragment-stages selects mma_sync on sm_90a"),
         (["--arch", "90a", "--warp-tile", "64x64", "--mma", "m16n8k16"], ""),
         (["--arch", "90a", "--copy", "tma"], ""),
+        (["--arch", "90", "--copy", "ldg", "--tile", "8x16x1024"], ""),
     ],
 )
 def test_what_the_family_of_a_kernel_depends_on_is_told_once(capsys, tmp_path: Path, arguments, told: str) -> None:

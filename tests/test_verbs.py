@@ -222,7 +222,7 @@ def test_a_table_fits_a_line_with_the_symbol_last() -> None:
     assert narrow.text.split() == ["a", "b", "symbol", "xxxx", "12", "hgemm_sm89_tn_7f3a91c2"]
     assert narrow.note("use --columns") == "columns left out: c; use --columns"
     short = fitted(rows, ["a", "c"], ["b"], 35)
-    assert short.text.splitlines()[1].endswith("  hgemm_s...7f3a91c2") and short.left_out == ("b",)
+    assert short.text.split()[-1] == "7f3a91c2" and short.left_out == ()
     assert fitted(rows, ["a"], [], 1).text.split()[-1] == "7f3a91c2"
 
 
