@@ -505,7 +505,9 @@ class Launcher:
             "workspace_bytes": self.workspace_bytes,
             "counter_bytes": self._counter_bytes,
             "zero_counters": self._zeroed_bytes > 0,
-            "maps": tuple(m and (int(m.element), m.extents, m.strides, m.box, tuple(map(int, m.modes))) for m in maps),
+            "maps": tuple(
+                m and (int(m.element), m.extents, m.strides, m.box, m.step, tuple(map(int, m.modes))) for m in maps
+            ),
         }
 
     def _write(self, slot: _Slot, addresses: Addresses) -> None:

@@ -19,6 +19,9 @@ SWIZZLES_BYTES = (128, 64, 32)
 Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout", swizzling modes.
 """
 
+VECTOR_BYTES = 16
+"""Rows of this width need no swizzle: 8 of them are a core matrix."""
+
 MOST_PADDING = 7 / 6
 """Most bytes that boxes with rows of 128 bytes may load over those with rows of 64, which take longer to load as many bytes.
 
@@ -84,13 +87,21 @@ class LoadBoxes:
     row_extent: int = 0
     padded: bool = False
 
-    @cached_property
+    @property
     def swizzle_bytes(self) -> int:
+        """Bytes over which TMA swizzles a box: its rows, or 0 if they are one vector."""
+        return self.row_bytes if self.row_bytes in SWIZZLES_BYTES else 0
+
+    @cached_property
+    def row_bytes(self) -> int:
         """Bytes of a box's rows: the widest swizzle that divides the contiguous extent.
 
         If the last box may be wider than the rest of the extent, rows have 128 bytes, or 64 if this saves more than MOST_PADDING.
+        Rows of one vector are not swizzled.
         """
         if self.padded and not self.k_major:
+            if self.extent * self.element_bytes == VECTOR_BYTES:
+                return VECTOR_BYTES
             wide, narrow, narrowest = (-(-self.extent * self.element_bytes // size) * size for size in SWIZZLES_BYTES)
             if narrowest == SWIZZLES_BYTES[-1]:
                 return narrowest
@@ -110,12 +121,12 @@ class LoadBoxes:
 
     @property
     def box(self) -> tuple[int, int, int]:
-        return (self.swizzle_bytes // self.element_bytes, self.sliced // self.slices, 1)
+        return (self.row_bytes // self.element_bytes, self.sliced // self.slices, 1)
 
     @property
     def stage_bytes(self) -> int:
         contiguous, other = (self.k, self.extent) if self.k_major else (self.extent, self.k)
-        return -(-contiguous * self.element_bytes // self.swizzle_bytes) * self.swizzle_bytes * other
+        return -(-contiguous * self.element_bytes // self.row_bytes) * self.row_bytes * other
 
     def tensor_map(self, operand: str, extent: str, element: str) -> TensorMap:
         return TensorMap(operand, self.box, self.swizzle_bytes, element, "k" if self.k_major else extent)

@@ -57,6 +57,7 @@ class FakeDriver:
         self.takes_maps = False
         self.attributes: list[str] = []  # of the last launch
         self.encoded = 0
+        self.steps: list[int] = []
         self.resident_clusters = 2
         self.status = real.CUresult.CUDA_SUCCESS
         self.memory_bytes = 0
@@ -156,10 +157,11 @@ class FakeDriver:
         self, element, rank, pointer, extents, strides, box, steps, interleave, swizzle, promotion, fill
     ):
         """Write what was asked for in the map's place: 12 words and an element's name."""
-        assert self.contexts and rank == 3 and list(map(int, steps)) == [1, 1, 1]
+        assert self.contexts and rank == 3 and [int(steps[0]), int(steps[2])] == [1, 1]
         promoted = 3 if all(int(stride) % 256 == 0 for stride in strides) else 2  # to 256 or 128 bytes
         assert (int(interleave), int(promotion), int(fill)) == (0, promoted, 0)
         self.encoded += 1
+        self.steps.append(int(steps[1]))
         words = [pointer, *map(int, extents), *map(int, strides), *map(int, box), int(swizzle)]
         return SUCCESS, FakeMap(struct.pack("<10Q", *words) + element.name.rpartition("_")[2].encode().ljust(48))
 

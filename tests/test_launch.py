@@ -675,6 +675,32 @@ def test_maps_hold_extents_and_strides_of_each_layout(
     assert driver_of_maps.launches == [(2 * 2 * 5, 64, 4096, 0)]
 
 
+@pytest.mark.parametrize(
+    ("m", "lda", "k", "folded"), [(8, 8, 72, True), (8, 16, 72, False), (8, 8, 76, False), (16, 16, 72, False)]
+)
+def test_adjacent_rows_of_one_vector_are_loaded_eight_at_a_time(
+    driver_of_maps: FakeDriver, m: int, lda: int, k: int, folded: bool
+) -> None:
+    """Row r of such a map holds rows r to r + 7, and a box holds every eighth."""
+    record = record_of_maps(layout="nn")
+    for entry in record["launch"]["tensor_maps"]:
+        entry.update(box=[8, entry["box"][1], 1], swizzle_bytes=0)
+    problem = replace(PROBLEM, m=m, n=8, k=k, lda=lda, ldb=80, ldd=8)
+    Kernel(record, b"cubin").launch(problem)
+    assert driver_of_maps.steps == [8 if folded else 1, 1, 1]  # a store is never folded
+    assert read(driver_of_maps.maps[0], 0)[0][1:9] == [
+        64 if folded else m,
+        k,
+        1,
+        2 * lda,
+        2 * lda,
+        64 if folded else 8,
+        32,
+        1,
+    ]
+    assert read(driver_of_maps.maps[0], 2)[0][1:9] == [8, m, 1, 16, 16, 8, 32, 1]
+
+
 def test_a_batch_is_the_third_axis_and_one_matrix_for_all_has_one_layer(driver_of_maps: FakeDriver) -> None:
     problem = replace(PROBLEM, batch=3, batch_stride_a=0, batch_stride_b=96 * 200 + 8, batch_stride_d=208 * 100)
     Kernel(record_of_maps(), b"cubin").launch(problem)

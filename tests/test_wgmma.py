@@ -179,7 +179,8 @@ def test_the_boxes_of_a_cluster_are_its_stages(request_: dict) -> None:
         padded = not k_major and spec.form == "atoms"
         assert (0 <= -across % x < 64 if padded else across % x == 0) and z == 1
         assert y * (1 if along % (sharing * 8) else sharing) == along
-        assert x * 2 == entry["swizzle_bytes"] in (128, 64, 32) and y % 8 == 0 and y <= 256
+        swizzle = 0 if padded and extent == 8 else x * 2
+        assert entry["swizzle_bytes"] == swizzle in (128, 64, 32, 0) and y % 8 == 0 and y <= 256
     if spec.store == "tma":
         x, y, z = maps[-1]["box"]
         assert tile.n % x == 0 and x * DTYPE_BYTES[spec.dtype_d] in (128, 64, 32, 16) and (z, y % 8) == (1, 0)
@@ -223,8 +224,9 @@ def test_the_swizzle_is_the_widest_that_divides_the_contiguous_extent(k_major: b
 def test_a_padded_operand_loads_little_beyond_its_extent(extent: int) -> None:
     boxes = OperandBoxes(False, extent, 64, shared_by=1, padded=True)
     columns, width = boxes.stage_bytes // 64 // 2, boxes.box[0]
-    assert columns % width == 0 and extent <= columns < extent + width and (width == 16) == (extent <= 16)
-    assert columns <= (-(-extent // 32) * 32 if extent > 16 else 16) * 7 / 6
+    assert columns % width == 0 and extent <= columns < extent + width and (width <= 16) == (extent <= 16)
+    assert columns <= (-(-extent // 32) * 32 if extent > 16 else extent) * 7 / 6
+    assert boxes.swizzle_bytes == (0 if extent == 8 else 2 * width)
     assert OperandBoxes(True, extent, 64, 1, padded=True).box == OperandBoxes(True, extent, 64, 1).box
 
 

@@ -36,7 +36,7 @@ class OperandBoxes(LoadBoxes):
     def smem(self) -> Smem:
         """The swizzle in elements. 128 bytes are eight 16-byte vectors, so 3 bits are XORed."""
         vector = VECTOR_BYTES // self.element_bytes
-        return Smem("xor", ((self.swizzle_bytes // VECTOR_BYTES).bit_length() - 1, vector.bit_length() - 1, 3))
+        return Smem("xor", ((self.row_bytes // VECTOR_BYTES).bit_length() - 1, vector.bit_length() - 1, 3))
 
     @property
     def by_ldmatrix(self) -> bool:

@@ -324,7 +324,7 @@ def _reject_what_is_not_drawn(plan: Plan) -> None:
 def box_of(operand: OperandBoxes, smem: Smem, threads: int) -> OperandTile:
     """Return the first TMA box of a stage as a tile. A row is as wide as the swizzle."""
     size = operand.element_bytes
-    columns, piece = operand.swizzle_bytes // size, VECTOR_BYTES // size
+    columns, piece = operand.row_bytes // size, VECTOR_BYTES // size
     return OperandTile(operand.k_major, operand.sliced, columns, piece, threads, smem, size)
 
 

@@ -181,15 +181,17 @@ def wave_class(tensor_maps: int, cluster_ctas: int, decides_splits: int, splits:
 
 
 def span_of(words: Words, layout: str) -> int:
-    """Return the bytes of the shortest rows that the TMA copies for a kernel. They may be less than 128 if m or n is contiguous."""
+    """Return the bytes of the shortest rows that the TMA copies for a kernel. They may be less than 128 if m or n is contiguous.
+
+    Rows of 16 bytes count as 32.
+    """
     its = dict(zip(IDENTITY, words))
     if its["copy"] != "tma":
         return SPANS[0]
     m, n, k = map(int, its["cta_tile"].split("x"))
     extents = [m] * (layout[0] == "n") + [n] * (layout[1] == "t")
-    return min(
-        (LoadBoxes(False, one, k, 1, ELEMENT_BYTES, padded=True).swizzle_bytes for one in extents), default=SPANS[0]
-    )
+    rows = (LoadBoxes(False, one, k, 1, ELEMENT_BYTES, padded=True).row_bytes for one in extents)
+    return max(SPANS[-1], min(rows, default=SPANS[0]))
 
 
 def group_of(words: Words) -> str:

@@ -135,7 +135,7 @@ struct MapGeometry {
   bool used = false;
   int type = 0, interleave = 0, swizzle = 0, promotion = 0, fill = 0;
   uint64_t extents[rank] = {}, strides[rank - 1] = {};
-  uint32_t box[rank] = {};
+  uint32_t box[rank] = {}, steps[rank] = {1, 1, 1};
 };
 
 struct Launch {
@@ -277,10 +277,10 @@ Launch read(py::dict const& given) {
     py::object geometry = geometries[i];
     if (geometry.is_none()) continue;
     MapGeometry& map = launch.map[i];
-    auto [type, extents, strides, box, modes] =
-        geometry.cast<std::tuple<int, std::array<uint64_t, 3>, std::array<uint64_t, 2>, std::array<uint32_t, 3>,
+    auto [type, extents, strides, box, step, modes] =
+        geometry.cast<std::tuple<int, std::array<uint64_t, 3>, std::array<uint64_t, 2>, std::array<uint32_t, 3>, uint32_t,
                                  std::array<int, 4>>>();
-    map.used = true, map.type = type;
+    map.used = true, map.type = type, map.steps[1] = step;
     std::copy(extents.begin(), extents.end(), map.extents);
     std::copy(strides.begin(), strides.end(), map.strides);
     std::copy(box.begin(), box.end(), map.box);
@@ -387,10 +387,9 @@ void launch_at(Launch const& launch, int64_t (&address)[OPERANDS], at::ArrayRef<
   int status = 0;
   for (int i = 0; launch.has_maps && i < maps && !status; ++i) {
     MapGeometry const& of = launch.map[i];
-    static constexpr uint32_t steps[rank] = {1, 1, 1};
     if (of.used)
       status = driver.encode(map + i * map_bytes, of.type, rank, reinterpret_cast<void*>(address[map_operands[i]]),
-                             of.extents, of.strides, of.box, steps, of.interleave, of.swizzle, of.promotion, of.fill);
+                             of.extents, of.strides, of.box, of.steps, of.interleave, of.swizzle, of.promotion, of.fill);
   }
   if (!status && launch.zero_counters)
     status = driver.zero(uint64_t(address[WORKSPACE]), 0, launch.counter_bytes, stream);

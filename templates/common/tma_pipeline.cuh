@@ -16,12 +16,12 @@ static_assert(sizeof(TensorMaps) == 384, "the launchers pack this struct by hand
 // ---- One operand of a stage ---------------------------------------------------------------------------------------
 
 // A stage of A or B, (EXTENT, tile_k), that SHARERS CTAs of a cluster load for each other: each one loads a slice, or they take
-// turns. It is made of boxes. A box has rows of 128, 64 or 32 bytes of the contiguous index, and the TMA swizzles the 16-byte
+// turns. It is made of boxes. A box has rows of 128, 64, 32 or 16 bytes of the contiguous index, and the TMA swizzles the 16-byte
 // vectors of a row. The last box of an MN-major operand may extend beyond EXTENT; nobody reads what it holds there.
 template <class Policy, class Side, int EXTENT, int SHARERS>
 struct TmaBoxes {
   static constexpr bool k_major = Side::k_major;
-  static constexpr int row_bytes = Side::swizzle_bytes;
+  static constexpr int row_bytes = Side::swizzle_bytes ? Side::swizzle_bytes : 16;
   static constexpr int element_bytes = sizeof(typename Policy::In);
   static constexpr int columns = row_bytes / element_bytes;  // elements of the contiguous index in a box
   static constexpr int rows = Side::k_major ? EXTENT : Policy::tile_k;

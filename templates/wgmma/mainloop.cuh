@@ -56,15 +56,16 @@ struct WarpgroupAccumulators {
 template <class Boxes>
 struct WgmmaOperand : Boxes {
   // The lower half of the descriptor of a stage's first element: its address in 16-byte units, and the bytes from one box to
-  // the next if the instruction spans boxes. Only this half changes in the loop, so it is added up in 32 bits.
+  // the next if the instruction spans boxes, or from 8 rows to the next 8 if there is no swizzle. Only this half changes in the
+  // loop, so it is added up in 32 bits.
   HGEMM_DEVICE static uint32_t place(unsigned char const* stage) {
-    constexpr uint32_t box = Boxes::k_major ? 1 : Boxes::box_bytes / 16;
+    constexpr uint32_t box = Boxes::k_major ? 1 : (Boxes::row_bytes == 16 ? 8 * Boxes::row_bytes : Boxes::box_bytes) / 16;
     return (atoms::shared_address(stage) >> 4 & 0x3fff) | box << 16;
   }
 
   // The whole descriptor. The upper half holds the bytes from 8 rows to the next 8, and the swizzle.
   HGEMM_DEVICE static uint64_t descriptor(uint32_t place) {
-    constexpr uint64_t swizzle = Boxes::row_bytes == 128 ? 1 : Boxes::row_bytes == 64 ? 2 : 3;
+    constexpr uint64_t swizzle = Boxes::row_bytes == 128 ? 1 : Boxes::row_bytes == 64 ? 2 : Boxes::row_bytes == 32 ? 3 : 0;
     constexpr uint64_t row_group = 8 * Boxes::row_bytes / 16;
     return swizzle << 62 | row_group << 32 | place;
   }

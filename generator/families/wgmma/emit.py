@@ -181,7 +181,7 @@ def _cute_operand(plan: Plan, boxes: OperandBoxes) -> dict[str, Any]:
     return {
         "k_major": boxes.k_major,
         "major": "K" if boxes.k_major else "MN",
-        "swizzle": _SWIZZLED[boxes.swizzle_bytes],
+        "swizzle": _SWIZZLED[boxes.row_bytes],
         "shape": cute_integers(boxes.extent, boxes.k, plan.spec.stages),
         "multicast": boxes.shared_by > 1,
         "box": boxes.box[0] * boxes.sliced,
