@@ -423,7 +423,7 @@ gelu, form dsl, by erff: 2 units of erff, two sums and two products, less than 3
 silu: ex2 has an error of 2^-22, and of 2^-24 |x| for its argument. With s = sigmoid(x), |x| s (1 - s) <= 0.23 and
 |x|^2 s (1 - s) <= 0.44, so that is less than half a cut. A sum, rcp and a product follow.
 leaky_relu: 0.01 as a float and the product are each rounded, by at most half a cut.
-Worst case of ex2 and rcp on 2,000,001 points: gelu 3.14 cuts * (1 + |x|), silu 1.97.
+Worst case of ex2 and rcp on 2,000,001 points: gelu 13.6 cuts * (1 + |x|), silu 1.97.
 
 Source: PTX ISA, maximum errors of ex2.approx.ftz.f32 and rcp.approx.ftz.f32; CUDA Programming Guide 13.x, that of erff.
 """
