@@ -180,6 +180,7 @@ class Chooser:
         """The estimated time of each problem with each candidate, inf if it does not support it. Units: clocks of an SM."""
         times = np.full((len(self.problems), len(self.candidates)), np.inf)
         by_kind: dict[int, list[int]] = {}
+        known: dict[tuple[int, int, int, int, int], float] = {}  # if a launch decides no splits, the workspace does not matter
         for at, problem in enumerate(self.problems):
             query, code = problem.query, problem.query.kind.code
             if code not in by_kind:
@@ -189,7 +190,10 @@ class Chooser:
             for place in by_kind[code]:
                 row = self.candidates[place].row
                 if row_supports(row, query, self.target):
-                    times[at, place] = self._clocks(row, query)
+                    key = (place, query.m, query.n, query.k, code)
+                    if row.decides_splits or key not in known:
+                        known[key] = self._clocks(row, query)
+                    times[at, place] = known[key]
         return self._of_one_order(times) if self.invariant else times
 
     def _clocks(self, row: Row, query: SelectionQuery) -> float:
