@@ -180,7 +180,8 @@ class Chooser:
         """The estimated time of each problem with each candidate, inf if it does not support it. Units: clocks of an SM."""
         times = np.full((len(self.problems), len(self.candidates)), np.inf)
         by_kind: dict[int, list[int]] = {}
-        known: dict[tuple[int, int, int, int, int], float] = {}  # if a launch decides no splits, the workspace does not matter
+        # If a launch decides no splits, its time does not depend on the workspace.
+        known: dict[tuple[int, ...], float] = {}
         for at, problem in enumerate(self.problems):
             query, code = problem.query, problem.query.kind.code
             if code not in by_kind:
