@@ -247,10 +247,16 @@ def test_d_is_staged_in_whole_boxes_and_128_bytes_of_a_row_at_most(n: int, eleme
 
 @pytest.mark.parametrize(
     "change, subtile",
-    [({}, 32), ({"schedule": "launch"}, 8), ({"form": "cute"}, 8), ({"cta_tile": "104x192x64", "consumers": "3"}, 8)],
+    [
+        ({}, 32),
+        ({"schedule": "launch"}, 8),
+        ({"form": "cute"}, 8),
+        ({"cta_tile": "104x192x64", "consumers": "3", "stages": "5"}, 32),
+        ({"cta_tile": "104x192x64", "consumers": "3", "stages": "6"}, 8),
+    ],
 )
 def test_a_swapped_tile_of_odd_width_has_a_narrow_last_subtile(change: dict, subtile: int) -> None:
-    """But three consumers, CuTe's form and reductions along k have subtiles that divide the tile."""
+    """But CuTe's form, reductions along k, and three consumers without memory for it have subtiles that divide the tile."""
     words = {"cta_tile": "104x64x64", "consumers": "1", "schedule": "persistent", "form": "atoms", **change}
     found = plan(" ".join(f"{name}={value}" for name, value in words.items()) + " swap_ab=on cooperation=cooperative")
     assert found.d.subtile_columns == subtile

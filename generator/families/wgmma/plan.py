@@ -15,7 +15,7 @@ from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_par
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
 from hgemm.epilogue import NONE, accumulators_of, numbers_of
 from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
-from hgemm.tensor_maps import ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, loads_of, store_boxes
+from hgemm.tensor_maps import NARROW_LAST_COLUMNS, ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, loads_of, store_boxes
 
 NAME = "wgmma"
 
@@ -142,10 +142,12 @@ class WgmmaPlan(Plan):
 
     @property
     def _narrow_last(self) -> bool:
-        """Whether a tile's last subtile of D may be narrower with swapped operands. Three consumers have no memory for it."""
+        """Whether a tile's last subtile of D may be narrower with swapped operands. Three consumers often lack memory for it."""
         spec = self.spec
         whole = spec.schedule.kind in ("one_tile", "persistent")
-        return spec.swap_ab and whole and spec.form == "atoms" and spec.epilogue == NONE and spec.consumers < 3
+        staged = 2 * spec.consumers * ROWS_PER_WARPGROUP * NARROW_LAST_COLUMNS * DTYPE_BYTES[spec.dtype_d]
+        fits = spec.consumers < 3 or self.mainloop_bytes + self.barrier_bytes + staged <= self.max_smem_bytes
+        return spec.swap_ab and whole and spec.form == "atoms" and spec.epilogue == NONE and fits
 
     @property
     def adds_vectors(self) -> bool:
