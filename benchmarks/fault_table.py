@@ -1990,7 +1990,7 @@ AUDIT = (
     ),
     _audit(
         "boxes along m as along k",
-        At("WgmmaOperand", "Boxes::k_major ? 1 : (Boxes::row_bytes == 16 ? 8 * Boxes::row_bytes : Boxes::box_bytes) / 16").replace("1"),
+        At("WgmmaOperand", "Boxes::row_bytes : Boxes::box_bytes) / 16").replace("Boxes::row_bytes : 16) / 16"),
         {"arch": "sm_90a", "tile": "128x128x64", "cluster": "1x1", "layout": "nt"},
     ),
     _audit(

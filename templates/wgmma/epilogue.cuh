@@ -785,6 +785,11 @@ struct Epilogue {
         if (index + 1 < count) load(next, count == 2 ? 1 : index + 1, batch, row_first, column_first);
         store_subtile<false, Policy::bias>(accumulators, index, batch, row_first, column_first, adds_c, inputs);
       }
+    } else if constexpr (unrolls_pairs()) {
+      HGEMM_UNROLL
+      for (int index = 0; index < count; ++index) {
+        store_subtile<false, Policy::bias>(accumulators, index, batch, row_first, column_first, adds_c);
+      }
     } else {
       HGEMM_NO_UNROLL
       for (int index = 0; index < count; ++index) {
@@ -829,10 +834,16 @@ struct Epilogue {
     }
   }
 
+  // Whether the subtiles of a gated pair are unrolled: without inputs and in a short expression, as silu(gate) * up.
+  HGEMM_DEVICE static constexpr bool unrolls_pairs() {
+    if constexpr (parts == 2) return operands_of<Policy> == 0 && !Policy::Expression::is_long;
+    return false;
+  }
+
   // Whether branches pick the accumulators of one of `count` subtiles. They copy all registers of the subtile at once. Where these are
   // tight, ptxas would spill or take up to a second more: beside reductions, and with a matrix in long expressions or with an odd end.
   HGEMM_DEVICE static constexpr bool picks_by_branches(int count) {
-    if constexpr (!has_expression<Policy> || has_reductions<Policy>) {
+    if constexpr (!has_expression<Policy> || has_reductions<Policy> || unrolls_pairs()) {
       return false;
     } else if constexpr (matrices_of<Policy> > 0) {
       return !Policy::Expression::is_long && (count > 4 || last_columns == columns);
