@@ -29,7 +29,7 @@ from hgemm.bench.contenders import query_of
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import BenchPlan, run
 from hgemm.bench.work import Work
-from hgemm.cases import default_cases
+from hgemm.cases import Case, Shape, default_cases
 from hgemm.device import checked, choose_code, driver, open_device
 from hgemm.errors import UnsupportedError
 from hgemm.launch_traits import LaunchTraits
@@ -251,6 +251,20 @@ def test_variants_that_load_by_tma_are_right(settings: Settings, layout: str) ->
     assert kernel.traits.tensor_maps
     for case in default_cases(kernel.traits, kernel.prepare().resident_ctas):
         found = verify(kernel, case, device)
+        assert found.passed, found
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_rows_of_16_bytes_that_tma_loads_together_are_right(settings: Settings, layout: str) -> None:
+    from hgemm.verification import verify
+
+    device = open_device()
+    if device.capability != (9, 0):
+        pytest.skip("wgmma runs on compute capability 9.0 only")
+    texts = {"arch": "sm_90a", "tile": "8x64x128", "swap_ab": "on", "cluster": "1x2", "layout": layout}
+    kernel = open_kernel(settings.library, made(texts, settings)[0].record.symbol)
+    for shape in (Shape(8, 200, 1000), Shape(8, 64, 8), Shape(8, 130, 2184, 3), Shape(8, 72, 4096)):
+        found = verify(kernel, Case(shape), device)
         assert found.passed, found
 
 
