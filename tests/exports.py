@@ -60,6 +60,7 @@ HOPPER = (
     {"tile": "128x128x64", "schedule": "split_k:4", "cluster": "1x1", "stages": "6"},
     {"tile": "128x256x64", "schedule": "stream_k"},
     {"tile": "16x128x64,64x128x64", "swap_ab": "on", "cluster": "1x1", "stages": "8", "raster": "group:8"},
+    {"tile": "8x64x128", "layout": "nn", "swap_ab": "on", "cluster": "1x1", "stages": "8", "raster": "group:8"},
 )
 """Kernels on wgmma with TMA copies."""
 

@@ -163,6 +163,11 @@ static int maps(void) {
     *fields[i] += i < 3 ? 1 << 28 : 64;
     if (hgemm_run(handle, &p, NULL) != HGEMM_OK) return 4 + (int)i;
   }
+  p = product(8, 8192, 4096);
+  p.layout = HGEMM_NN;
+  for (p.lda = 8; p.lda <= 16; p.lda += 8) {
+    if (hgemm_run(handle, &p, NULL) != HGEMM_OK) return 10;
+  }
   hgemm_destroy(handle);
   return 0;
 }

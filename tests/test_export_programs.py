@@ -314,12 +314,12 @@ def test_a_damaged_image_is_refused(paper_export: Path, cuda: dict[str, str], tm
 
 
 def test_tensor_maps_are_encoded_as_python_encodes_them(probe: Path, cuda: dict[str, str], tmp_path: Path) -> None:
-    """A, B and D of a batch, B the same for all: one layer, and strides in bytes."""
+    """A, B and D of a batch, B the same for all: one layer, and strides in bytes. Then 8 rows, adjacent or not."""
     done = run(probe, "maps", FAKE_LAZY="1", FAKE_LOG=str(tmp_path / "log"), **cuda)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (tmp_path / "log").read_text().splitlines()
     maps = [line for line in lines if line.startswith("map")]
-    assert len(maps) == 3 * (1 + 1 + 5), (
+    assert len(maps) == 3 * (1 + 1 + 5 + 2), (
         "the second launch of the same problem encodes nothing; other strides need other maps"
     )
     promotions = [int(line.rpartition(" ")[2]) for line in maps[:6]]
@@ -331,6 +331,12 @@ def test_tensor_maps_are_encoded_as_python_encodes_them(probe: Path, cuda: dict[
     assert [match[2] for match in told] == ["4096 16777216", "4096 4096", "16384 67108864"]
     launch = next(line.split() for line in lines if line.startswith("launch"))
     assert "_sm90a_" in launch[1] and int(launch[3]) <= 132
+    few = [re.sub(r" swizzle.*", "", line).partition("extents ")[2] for line in (maps[-6], maps[-4], maps[-3])]
+    assert few == [
+        "64 4096 1 strides 16 16 box 64 128 1 step 8",
+        "8192 8 1 strides 16384 16384 box 64 8 1 step 1",
+        "8 4096 1 strides 32 32 box 8 128 1 step 1",
+    ]
 
 
 def test_products_with_the_arguments_of_blas(paper_export: Path, cuda: dict[str, str], tmp_path: Path) -> None:
