@@ -242,7 +242,10 @@ def _outputs(epilogue: Epilogue, dtype_d: str) -> list[str]:
 
 
 def _addend(epilogue: Epilogue) -> tuple[int, int] | None:
-    """Return the nodes of a sum and of the row or column that it adds to the accumulator, if nothing else reads the accumulator."""
+    """Return the nodes of a sum and of the row or column that it adds to the accumulator.
+
+    None if the first step is another one, or if something else reads the accumulator, too.
+    """
     nodes, inputs = epilogue.nodes, epilogue.inputs
     accumulator = [at for at, node in enumerate(nodes) if node.op == "acc"]
     readers = [at for at, node in enumerate(nodes) if node.op != "input" and {*accumulator} & {*node.arguments}]

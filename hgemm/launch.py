@@ -398,7 +398,7 @@ MAX_MAP_EXTENT = 2**32
 """Limits of a tensor map. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
 FOLDED_ROWS = 8
-"""Rows of 16 bytes that a map folds into one: they lie side by side, and a box is made of whole groups of them."""
+"""Adjacent rows of 16 bytes that a map can describe as one row of 128 bytes. Boxes hold whole groups of them."""
 
 _ELEMENTS = {"f16": "FLOAT16", "bf16": "BFLOAT16", "tf32": "TFLOAT32", "f32": "FLOAT32"}
 """Names in the driver API. With TFLOAT32, TMA rounds f32 to tf32 while it loads."""

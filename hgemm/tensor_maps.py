@@ -20,7 +20,7 @@ Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout",
 """
 
 VECTOR_BYTES = 16
-"""Rows of this width need no swizzle: 8 of them are a core matrix."""
+"""Bytes of rows that need no swizzle: 8 such rows are a core matrix."""
 
 MOST_PADDING = 7 / 6
 """Most bytes that boxes with rows of 128 bytes may load over those with rows of 64, which take longer to load as many bytes.

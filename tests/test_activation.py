@@ -77,7 +77,7 @@ def test_the_far_end_of_gelu_is_as_exact_as_by_erf_in_f32(compiled: Executable) 
     assert (np.abs(activated(compiled, "gelu", x) - wanted) / np.abs(x)).max() < 7e-8
 
 
-def test_gelu_has_a_small_relative_error_near_zero(compiled: Executable) -> None:
+def test_gelu_has_a_small_relative_error_up_to_3(compiled: Executable) -> None:
     for largest, error in ((0.01, 3e-6), (2.0, 2e-5), (3.0, 5e-5)):
         x = np.linspace(-largest, largest, 10_000).astype(np.float32).astype(np.float64)  # none of them is 0
         wanted = ACTIVATION_FORMULAS["gelu"].function(x)

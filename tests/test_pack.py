@@ -376,6 +376,8 @@ def test_a_pack_has_kernels_for_the_rows_asked(capsys: pytest.CaptureFixture[str
     status, out, _ = hgemm(capsys, *words, "--rows", "3:16", "--json")
     for choice in json.loads(out)["choices"]:
         assert (choice["ranges"][0]["first"], choice["ranges"][-1]["last"]) == (3, 16)
+    status, out, _ = hgemm(capsys, *words, "--rows", "1:1", "--json")
+    assert status == 0 and {one["last"] for choice in json.loads(out)["choices"] for one in choice["ranges"]} == {1}
     for text in ("5", "0:4", "9:8", "a:b"):
         status, _, err = hgemm(capsys, *words, "--rows", text)
         assert status == 2 and "use FIRST:LAST" in err

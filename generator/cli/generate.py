@@ -312,7 +312,7 @@ def hints(asked: Sweep) -> Iterator[str]:
         better = default_family(kin) if kin in ARCHS and kin not in archs else best
         if not field and better is not best and not better.objection(request):
             yield f"{kin} has {better.name} kernels for the same GPUs: use --arch {kin}"
-        is_meant = field == "copy" and spec.copy == "ldg"  # it names a family, as --mma does
+        is_meant = field == "copy" and spec.copy == "ldg"  # --copy ldg names a family, as --mma does
         if field not in ("", "mma") and family_of(spec) is not best and not is_meant:
             flag, name = option_of(field).flag, family_of(spec).name
             yield f"warning: {flag} selects {name} on {spec.arch}: omit it for {best.name}, or add --mma {spec.mma}"

@@ -163,9 +163,11 @@ class Chooser:
         asked: set[Any] = set()
         for problem in self.problems:
             query = problem.query
+            if query.m == 1:  # its leading dimension does not matter; 3 rows have the alignment of the layer
+                query = SelectionQuery.dense(query.kind, (3, query.n, query.k, 1))
             key = (query.kind, query.align_a, query.align_b, query.align_d)
-            if query.m == 1 or key in asked:
-                continue  # the leading dimension of one row does not matter, so its alignment is not the layer's
+            if key in asked:
+                continue
             asked.add(key)
             its = candidates_for(query.kind, query, self.arch)
             if not its:
