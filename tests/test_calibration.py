@@ -232,7 +232,8 @@ def test_the_arrays_of_the_fit_estimate_what_selection_does(level: int, batch: i
     document = times_by({key: replace(one, calibration=level) for key, one in rows.items()}, batch)
     launches = fitting.launches_of(document, rows)
     factors, waves = (np.ones((len(rows), len(TERMS))), WAVES) if level else (None, None)
-    assert np.allclose(fitting.clocks(launches, [*rows.values()], factors, waves), 1e3 * launches.time_us, rtol=2e-3)
+    clocks = fitting.clocks(launches, [*rows.values()], factors, waves, sustained=True)
+    assert np.allclose(clocks, 1e3 * launches.time_us, rtol=2e-3)
 
 
 def test_the_fit_finds_the_factor_of_a_kernel() -> None:
@@ -286,7 +287,7 @@ def test_a_kernel_of_few_problems_is_not_faster_than_others_of_its_group(monkeyp
     assert of_few == pytest.approx(of_known)
 
 
-@pytest.mark.parametrize(("name", "most"), [("staged_h100", 7), ("weak_h200", 9)])
+@pytest.mark.parametrize(("name", "most"), [("staged_h100", 7), ("weak_h200", 11)])
 def test_selection_from_the_catalog_is_near_the_fastest_of_cublaslt(name: str, most: int) -> None:
     """It loses less than 2 % to the catalog's best kernel, and few of 300 problems run below 0.85 of cuBLASLt's fastest.
 

@@ -330,6 +330,18 @@ static uint64_t partial_eighths(hgemm_target const *target, uint32_t index, uint
   return by_all ? 7 * (MIN_SHARING_SPLITS - 1) + splits : (uint64_t)8 * splits;
 }
 
+enum { LONG_CLOCKS = 100000, ENERGY_OF_EDGES = 8500, ENERGY_OF_LARGE_TILES = 87, MOST_ENERGY = 45 }; /* dispatch_table.py says why */
+
+/* Returns how much longer a launch takes because its tiles are small and need more energy. */
+static uint64_t energy_clocks(hgemm_row const *row, uint64_t sm) {
+  uint32_t edges;
+  if (sm <= LONG_CLOCKS || row->calibration == 0 || !row->tensor_maps) return 0;
+  edges = ENERGY_OF_EDGES * (row->tile_m + row->tile_n) / (row->tile_m * row->tile_n);
+  if (edges <= ENERGY_OF_LARGE_TILES) return 0;
+  edges -= ENERGY_OF_LARGE_TILES;
+  return fraction(sm - LONG_CLOCKS, edges < MOST_ENERGY ? edges : MOST_ENERGY, HGEMM_WAVE_ONE);
+}
+
 /* Returns the estimate. If it cannot be below the limit, returns any number that is not. */
 static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
                               Options options, Limit limit) {
@@ -357,7 +369,7 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   longer = sm > memory ? sm : memory, shorter = min64(sm, memory);
   eighths = row->calibration ? OVERLAP_EIGHTHS : 4;
   all = fraction(shorter, eighths, 8), below = fraction(longer, eighths, 32);
-  return min64(start + longer + (all > below ? all - below : 0), COST_LIMIT);
+  return min64(start + energy_clocks(row, sm) + longer + (all > below ? all - below : 0), COST_LIMIT);
 }
 
 /* Returns the lowest estimate of the options that a launch may take, and writes them. The first ones win a tie. */
