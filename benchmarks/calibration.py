@@ -169,7 +169,7 @@ WEIGHTS = {1: 1, 2: 3, 3: 6, 4: 6}
 
 
 def has_other_boxes(words: Words, layout: str, launched: int) -> bool:
-    """Return whether a kernel's boxes differ from those of launches before `LAUNCHES`: they were narrower, or not eight rows."""
+    """Return whether a kernel had other boxes when products were launched so: narrower ones, or no rows of SHORT_ROW_BYTES."""
     its = dict(zip(IDENTITY, words))
     if its["copy"] != "tma":
         return False
@@ -320,7 +320,7 @@ def clocks(
 ) -> np.ndarray:
     """Return the estimates of launches, as hgemm.dispatch_table.launch_clocks. Without factors, rows are not calibrated.
 
-    Data files have times at equal clocks. Only with `sustained`, long launches of small tiles take longer, as there.
+    Data files have times at equal clocks, so a fit leaves out the energy of tiles. Selection adds it: `sustained`.
     Shapes: factors (row, term); waves (class and number of waves,).
     """
     one, is_calibrated = launches, factors is not None
@@ -394,8 +394,8 @@ NOT_MEASURED = 1.07
 among 2,474 that `hgemm tune` measured after their estimates took 9 % longer than estimated. The median of a problem is 0."""
 NOT_AGAIN = 1.02
 """Factor of kernels that were only measured as products were launched before SHARED_PARTS. Their own factors are too extreme, so
-they are the geometric means of these and of the factors of their group. Source: 68 drawn problems that `hgemm tune` measured. The
-kernel with the lowest estimate loses 2.2 % to the fastest, and 2.7 % without both."""
+the estimates use the geometric means of these and of the factors of their group. Source: 68 drawn problems that `hgemm tune`
+measured. The kernel with the lowest estimate loses 2.2 % to the fastest. With the own factors alone, it loses 2.7 %."""
 MIN_PROBLEMS, FASTEST_SHARE = 100, 0.1
 """A kernel that was measured on fewer than MIN_PROBLEMS is limited to the rate that FASTEST_SHARE of its group's others reach.
 
