@@ -452,6 +452,13 @@ def numbers_of(text: str) -> int:
     return accumulators_of(text) * min(4, 1 << len(found.outputs)) if found else 1
 
 
+def pairs_violation(epilogue: Epilogue | None, n: int) -> str:
+    """Return why n columns of B are not whole pairs of blocks, or "" if they are, or the epilogue takes no pairs."""
+    if not (epilogue and epilogue.gated and n % (2 * PAIR_COLUMNS)):
+        return ""
+    return f"n is {n}: the epilogue takes pairs of {PAIR_COLUMNS} columns of B, so n must be a multiple of {2 * PAIR_COLUMNS}"
+
+
 def columns_of_d(epilogue: Epilogue | None, n: int) -> int:
     """Return the columns of D for n columns of B: half of them for a gated pair."""
     return n // 2 if epilogue and epilogue.gated else n

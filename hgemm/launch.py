@@ -13,7 +13,7 @@ from typing import Any
 
 from hgemm.device import checked, driver, open_device
 from hgemm.dtypes import DTYPES
-from hgemm.epilogue import PAIR_COLUMNS, Input, Output
+from hgemm.epilogue import Input, Output, pairs_violation
 from hgemm.errors import ProblemError
 from hgemm.launch_traits import INPUT, MAX_MAP_STRIDE_BYTES, OUTPUT, VECTOR_BYTES, LaunchTraits, TensorMapRule
 from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem
@@ -203,11 +203,8 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
         smallest = 0 if name == "k" and not traits.tensor_maps else 1
         if not smallest <= value <= MAX_EXTENT:
             yield f"{name} is {value}: use {smallest} to {MAX_EXTENT}"
-    if traits.epilogue and traits.epilogue.gated and problem.n % (2 * PAIR_COLUMNS):
-        yield (
-            f"n is {problem.n}: the epilogue takes pairs of {PAIR_COLUMNS} columns of B, so n must be a multiple of "
-            f"{2 * PAIR_COLUMNS}"
-        )
+    if violation := pairs_violation(traits.epilogue, problem.n):
+        yield violation
     options = problem.options
     if options and (options.splits < 1 or options.whole_tiles < 0 or not options.raster_tiles):
         yield f"the launch options are {options}: splits must be 1 or more, whole_tiles not negative, raster_tiles not 0"

@@ -175,24 +175,28 @@ def test_c_selects_what_python_selects(c: ctypes.CDLL, library: Library, ld: int
     assert chosen(c, given, kind()) == (0, python.symbol)
 
 
-@pytest.mark.parametrize(("epilogue", "n", "align_d"), [(GATED, 304, 8), (GATED, 300, 2), (FUSED, 304, 8)])
-def test_hgemm_select_takes_an_expression(library: Library, epilogue: Epilogue, n: int, align_d: int) -> None:
-    """D of a gated pair has half as many columns as B."""
-    words = ["select", "--library", library.folder, "--arch", "80", "--m", 200, "--n", n, "--k", 64]
-    done = call("hgemm", *words, "--epilogue", str(epilogue), "--json")
-    query = SelectionQuery(kind(epilogue.hash), 200, n, 64, align_d=align_d, workspace_bytes=ANY_WORKSPACE)
-    best = Selector(open_library(library.folder).table, A100).find(query)
-    if best:
-        assert json.loads(done.stdout)["symbol"] == best.symbol
-    else:
-        assert done.returncode == 1 and "A, B and D have 8, 8 and 2 elements" in done.stderr
-
-
-def test_hgemm_select_rejects_what_an_expression_does_not_have(library: Library) -> None:
+@pytest.mark.parametrize("epilogue", [GATED, FUSED])
+def test_hgemm_select_takes_an_expression(library: Library, epilogue: Epilogue) -> None:
     words = ["select", "--library", library.folder, "--arch", "80", "--m", 200, "--n", 304, "--k", 64]
-    for more, message in ((["--beta"], "has no beta"), (["--bias", "row"], "excludes --bias and --activation")):
-        done = call("hgemm", *words, "--epilogue", str(GATED), *more)
-        assert done.returncode == 2 and message in done.stderr
+    done = call("hgemm", *words, "--epilogue", str(epilogue), "--json")
+    query = SelectionQuery(kind(epilogue.hash), 200, 304, 64, align_d=8, workspace_bytes=ANY_WORKSPACE)
+    assert json.loads(done.stdout)["symbol"] == Selector(open_library(library.folder).table, A100).choose(query).symbol
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--n", 304, "--beta"], "has no beta"),
+        (["--n", 304, "--bias", "row"], "excludes --bias and --activation"),
+        (["--n", 300], "n must be a multiple of 16"),
+    ],
+)
+def test_hgemm_select_rejects_what_a_gated_pair_cannot_compute(
+    library: Library, options: list[str | int], message: str
+) -> None:
+    words = ["select", "--library", library.folder, "--arch", "80", "--m", 200, "--k", 64]
+    done = call("hgemm", *words, "--epilogue", str(GATED), *options)
+    assert done.returncode == 2 and message in done.stderr
 
 
 def test_measurements_of_an_expression_decide_in_c_as_in_python(library: Library, tmp_path: Path) -> None:

@@ -181,10 +181,12 @@ def pack_command(
 
 
 def _rows(text: str) -> tuple[int, int]:
-    """Parse FIRST:LAST. Raises RequestError if it is malformed."""
+    """Parse FIRST:LAST. Raises RequestError if it is malformed, or out of range."""
     first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= MAX_EXTENT):
+    if not (first.isdecimal() and last.isdecimal()):
         raise RequestError(f"--rows {text!a} is malformed: use FIRST:LAST, such as 1:4096")
+    if not 1 <= int(first) <= int(last) <= MAX_EXTENT:
+        raise RequestError(f"--rows {text!a} is out of range: use FIRST:LAST with 1 <= FIRST <= LAST <= {MAX_EXTENT}")
     return int(first), int(last)
 
 
