@@ -41,6 +41,7 @@ from hgemm.invariance import (
     order_of,
     order_options,
 )
+from hgemm.launch_traits import VECTOR_BYTES
 from hgemm.locations import library_suffix
 from hgemm.measured_options import MeasuredOptions, options_of
 from hgemm.octave_grid import (
@@ -423,11 +424,23 @@ class FallbackWatch:
         self.noted.add(key)
         _LOG.warning(
             "%s falls back to mma.sync (%s): %s has no kernel on wgmma for it; to build one, open the library with build=True, "
-            "or run `hgemm cover --arch %d %s --no-fallback --add%s`",
+            "or run `%s%s`",
             query.kind,
             choice.symbol,
             selector.library or "the library",
-            selector.target.number,
-            query.kind.cover_options,
+            _command_for_wgmma(query, selector.target.number),
             library_suffix(selector.library),
         )
+
+
+def _command_for_wgmma(query: SelectionQuery, number: int) -> str:
+    """Return the command that builds what a query lacks on wgmma, without --library.
+
+    `hgemm cover` gives all operands one alignment, so it helps only if D has the alignment that kernels on wgmma require.
+    """
+    size = DTYPES[query.kind.dtype_a].bytes
+    if query.align_d * size >= _WGMMA_COPY_BYTES:
+        return f"hgemm cover --arch {number} {query.kind.cover_options} --no-fallback --add"
+    aligns = {"a": query.align_a, "b": query.align_b, "d": query.align_d}
+    options = [f"--align-{name} {align}" for name, align in aligns.items() if align * size < VECTOR_BYTES]
+    return " ".join([f"generate --arch {number}a --tile 64x64x64,128x128x64 {query.kind.cover_options}", *options])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import threading
@@ -384,6 +385,22 @@ def test_a_line_tells_once_that_a_request_falls_back(caplog: pytest.LogCaptureFi
     assert "nn bf16" in line and "mma.sync" in line and "build=True" in line
     command = line.partition("`")[2].partition("`")[0].split()
     assert command[:2] == ["hgemm", "cover"] and {"--no-fallback", "--add", "nn", "bf16"} <= {*command}
+
+
+@pytest.mark.slow
+def test_the_command_of_the_line_serves_an_unaligned_d(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`hgemm cover` gives all operands one alignment, and kernels on wgmma need more for A and B than D has here."""
+    nn, shape = Kind("nn"), (64, 513, 256, 1)
+    done = call(
+        "generate", "--arch", "90", "--tile", "32x32x32", "--layout", "nn", "--align", "1", "--library", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    odd = replace(SelectionQuery.dense(nn, shape, 0), align_a=8, align_b=8, align_d=1)
+    hgemm.open(tmp_path).select(odd, H100)
+    (line,) = lines(caplog, "falls back")
+    done = call(*shlex.split(line.partition("`")[2].partition("`")[0]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert hgemm.open(tmp_path).select(odd, H100).symbol.startswith("hgemm_sm90a_")
 
 
 def test_no_line_where_wgmma_could_not_serve(caplog: pytest.LogCaptureFixture) -> None:
