@@ -11,11 +11,10 @@ from functools import cache
 from pycute import Swizzle
 
 from generator.spec import Smem
+from hgemm.dtypes import VECTOR_BYTES
 
 BANK_BYTES = 4
 BANKS = 32
-VECTOR_BYTES = 16
-"""A row of an 8x8 matrix of ldmatrix. These bytes stay together in every placement."""
 ASYNC_BYTES = 4
 """Minimum size of a cp.async. Source: PTX ISA, cp.async, cp-size."""
 PHASE_BYTES = BANKS * BANK_BYTES

@@ -15,12 +15,12 @@ from typing import Any
 
 from hgemm.accumulation import unsplit_order
 from hgemm.device import cubin_runs, ptx_runs
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE
 from hgemm.errors import LibraryError, RequestError
 from hgemm.gpus import TYPICAL
 from hgemm.launch import COUNTER_BYTES, PANEL_ROWS, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
-from hgemm.launch_traits import VECTOR_BYTES, LaunchTraits
+from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
 from hgemm.model.calibrated import (
     DRAM_GBYTES_PER_S,

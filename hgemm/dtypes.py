@@ -41,6 +41,13 @@ DTYPES = {
 """NumPy has no bf16: its bits are stored as u16. tf32 is stored as f32."""
 
 
+VECTOR_BYTES = 16
+"""The widest copy of a thread, and the alignment that the TMA requires. Operands with it need no unaligned copies.
+
+Source: PTX ISA 9.0, "cp.async"; CUDA Driver API 13.x, cuTensorMapEncodeTiled.
+"""
+
+
 OUTPUTS = tuple(name for name, dtype in DTYPES.items() if not dtype.ignored_bits)
 """The types of C, D and bias."""
 

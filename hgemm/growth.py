@@ -20,7 +20,7 @@ from typing import Protocol
 from hgemm.capture import forbid_in_capture
 from hgemm.disk import disk_errors
 from hgemm.dispatch_table import DispatchTable, Row
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.invariance import KOrder, keeps_order, order_key
@@ -125,7 +125,7 @@ class GrowingSelector(Selector):
 
     def _own_rows(self, query: SelectionQuery) -> list[Row]:
         """Return the rows that are made for problems such as a query: on wgmma if it can be, and with all of its alignment."""
-        full = _VECTOR_BYTES // DTYPES[query.kind.dtype_a].bytes
+        full = VECTOR_BYTES // DTYPES[query.kind.dtype_a].bytes
         least_a, least_b = min(query.align_a, full), min(query.align_b, full)
         rows = [row for row in self.supporting(query) if row.align_a >= least_a and row.align_b >= least_b]
         if self.watch and self.target.number == WGMMA_CAPABILITY and wgmma_computes(query):
@@ -165,8 +165,6 @@ class Missing:
 Builder = Callable[[Path, Missing], "str | None"]
 """Builds a missing kernel into a library. Returns its symbol, or None if no kernel is faster than those of the library."""
 LOCK_NAME = "growth.lock"
-_VECTOR_BYTES = 16
-"""The widest copy that a kernel requires alignment for. Source: PTX ISA 9.0, "cp.async", and TMA."""
 
 
 class Growth:

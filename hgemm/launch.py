@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Any
 
 from hgemm.device import checked, driver, open_device
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import Input, Output, pairs_violation
 from hgemm.errors import ProblemError
-from hgemm.launch_traits import INPUT, MAX_MAP_STRIDE_BYTES, OUTPUT, VECTOR_BYTES, LaunchTraits, TensorMapRule
+from hgemm.launch_traits import INPUT, MAX_MAP_STRIDE_BYTES, OUTPUT, LaunchTraits, TensorMapRule
 from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem
 
 # ==== The matrices of a problem in memory ====

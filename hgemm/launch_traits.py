@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE, Epilogue, EpilogueError, Input, Output, columns_of_d, parse_epilogue
 from hgemm.errors import LibraryError
 from hgemm.problem import LAUNCH
 from hgemm.record import current_rule, current_spec
 
 GRID_RULES = ("one_tile", "persistent", "split_k", "split_k_cluster", "stream_k", LAUNCH)
-VECTOR_BYTES = 16
-"""The size of one vectorized copy. Operands with this alignment need no unaligned copies."""
 INPUT, OUTPUT = "input ", "output "
 """Precede the names of the inputs of an expression, and of its further outputs, among the operands of a launch."""
 MAX_MAP_STRIDE_BYTES = 2**40

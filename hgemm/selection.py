@@ -27,7 +27,7 @@ from hgemm.dispatch_table import (
     estimate_clocks,
     launch_clocks,
 )
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE
 from hgemm.errors import UnsupportedError
 from hgemm.invariance import (
@@ -41,7 +41,6 @@ from hgemm.invariance import (
     order_of,
     order_options,
 )
-from hgemm.launch_traits import VECTOR_BYTES
 from hgemm.locations import library_suffix
 from hgemm.measured_options import MeasuredOptions, options_of
 from hgemm.octave_grid import (

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hgemm.device import Device
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE, Epilogue, Input, Output
 from hgemm.errors import RequestError
 from hgemm.gpus import TYPICAL
-from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, VECTOR_BYTES
+from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
 from hgemm.model.predict import SECTOR_BYTES
 from hgemm.octave_grid import Point, point
 from hgemm.problem import Aux, Kind, Problem

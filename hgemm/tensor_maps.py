@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE, accumulators_of, inputs_of, numbers_of
 
 ROWS_PER_WARPGROUP = 64
@@ -18,9 +18,6 @@ SWIZZLES_BYTES = (128, 64, 32)
 
 Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout", swizzling modes.
 """
-
-VECTOR_BYTES = 16
-"""Bytes of rows that need no swizzle: 8 such rows are a core matrix."""
 
 MOST_PADDING = 7 / 6
 """Most bytes that boxes with rows of 128 bytes may load over those with rows of 64, which take longer to load as many bytes.

@@ -12,13 +12,12 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.build.pipeline import Settings, make
 from generator.errors import LibraryError
-from generator.layouts import VECTOR_BYTES
 from generator.pack.growth import MAX_ATTEMPTS, best_plan
 from generator.spec import Spec, symbol_of
 from generator.sweep import sweep
 from generator.tables import counted
 from hgemm.dispatch_table import COMPATIBLE, EXACT, DispatchTable
-from hgemm.dtypes import DTYPES, stored_dtype
+from hgemm.dtypes import DTYPES, VECTOR_BYTES, stored_dtype
 from hgemm.epilogue import Epilogue, columns_of_d, pairs_violation
 from hgemm.errors import RequestError
 from hgemm.growth import size_of_tile

@@ -9,8 +9,8 @@ from typing import Any
 from generator import epilogue
 from generator.arch import ARCHS, Arch
 from generator.families.base import Change, Plan
-from generator.layouts import VECTOR_BYTES
 from generator.spec import Raster, Schedule
+from hgemm.dtypes import VECTOR_BYTES
 from hgemm.epilogue import PAIR_COLUMNS, accumulators_of, parse_epilogue
 from hgemm.problem import LAUNCH
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from generator.arch import ARCHS
-from generator.layouts import VECTOR_BYTES
 from generator.spec import Smem
+from hgemm.dtypes import VECTOR_BYTES
 from hgemm.launch import MAP_BYTES
 from hgemm.problem import PROBLEM_BYTES
 from hgemm.tensor_maps import LoadBoxes

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from generator.errors import ProofError
-from generator.layouts import BANK_BYTES, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
+from generator.layouts import BANK_BYTES, PHASE_BYTES, OperandTile, conflicts, read_conflicts
 from generator.proof.bits import OrderTrial, adder, order_cases, require_order
 from generator.proof.coverage import COVERAGE_CASE, Coverage
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain, Report, Site
@@ -24,7 +24,7 @@ from generator.ptx.parser import parse_head
 from generator.ptx.translate import FUNCTION, TWIN_FUNCTION
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.cases import Case, Shape, cases_of
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.launch_traits import LaunchTraits
 from hgemm.verification import UNBOUNDED, Check, CheckOptions, Trial, verify
 

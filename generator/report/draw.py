@@ -17,8 +17,9 @@ from generator.families.mma_sync_direct.plan import DirectPlan
 from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan
 from generator.ladders.results import require_matplotlib
-from generator.layouts import BANKS, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
+from generator.layouts import BANKS, PHASE_BYTES, OperandTile, conflicts, read_conflicts
 from generator.spec import Smem
+from hgemm.dtypes import VECTOR_BYTES
 
 # ==== SVG ====
 

@@ -22,7 +22,7 @@ from generator.store.library import Library
 from generator.sweep import over, read_spec_file, sweep
 from hgemm.bench.work import Work
 from hgemm.dispatch_table import kind_of, row_of
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
@@ -31,8 +31,6 @@ from hgemm.selection_query import SelectionQuery, Target
 from hgemm.tuning.problem import Ranking
 
 FOLDER = Path(__file__).resolve().parent
-TMA_ALIGN_BYTES = 16
-"""Alignment that TMA requires. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 TABLE_BYTES = 2
 """The tables list tiles for elements of 2 bytes. Tiles of larger elements have as many bytes along k, and fewer elements."""
 
@@ -120,7 +118,7 @@ def _narrow_alignments(kind: Kind, aligns: tuple[int, int, int]) -> Texts:
     """Return the alignments below 16 bytes."""
     sizes = [DTYPES[dtype].bytes for dtype in (kind.dtype_a, kind.dtype_b, kind.dtype_d)]
     found = zip("abd", aligns, sizes)
-    return {f"align_{name}": str(align) for name, align, size in found if align * size < TMA_ALIGN_BYTES}
+    return {f"align_{name}": str(align) for name, align, size in found if align * size < VECTOR_BYTES}
 
 
 def planned_record(plan: Plan) -> Mapping[str, Any]:

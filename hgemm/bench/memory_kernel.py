@@ -8,9 +8,8 @@ from hgemm.bench.device import Launch, Stream
 from hgemm.bench.operands import Pool
 from hgemm.bench.work import Work
 from hgemm.device import checked, driver
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, VECTOR_BYTES
 
-VECTOR_BYTES = 16
 THREADS, CTAS_PER_SM = 256, 4
 BUFFERS = 2
 """The kernel reads both buffers and writes one."""

@@ -11,8 +11,9 @@ from generator.arch import ARCHS
 from generator.epilogue import count_of
 from generator.families.base import IN_ORDER, Plan, last_first
 from generator.families.common import OPCODE_SUFFIXES
-from generator.layouts import ASYNC_BYTES, VECTOR_BYTES, OperandTile, read_conflicts, write_conflicts
+from generator.layouts import ASYNC_BYTES, OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES, WMMA, Cluster
+from hgemm.dtypes import VECTOR_BYTES
 from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
 
 NAME = "mma_sync"

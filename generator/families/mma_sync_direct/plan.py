@@ -8,8 +8,8 @@ from typing import Any
 from generator.families.base import Plan
 from generator.families.common import OPCODE_SUFFIXES
 from generator.families.mma_sync.plan import WARP_THREADS, MmaSyncPlan
-from generator.layouts import VECTOR_BYTES
 from generator.spec import Cluster, Schedule, Smem, WarpTile
+from hgemm.dtypes import VECTOR_BYTES
 
 NAME = "mma_sync_direct"
 MMA = "m16n8k16"

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from generator.families.base import distinct, problem_fields
 from generator.families.wgmma.plan import WgmmaPlan as Plan
-from generator.families.wgmma.rules import CLUSTERS, RULES, STAGES, TILE_M, TMA_ALIGN_BYTES, consumers_of, nearest_tile
+from generator.families.wgmma.rules import CLUSTERS, RULES, STAGES, TILE_M, consumers_of, nearest_tile
 from generator.spec import DTYPE_BYTES, WGMMA, Cluster, Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
+from hgemm.dtypes import VECTOR_BYTES
 from hgemm.problem import LAUNCH
 
 TILES = tuple(map(Tile.parse, "128x256x64 256x128x64 192x192x64 128x128x64 64x256x64 64x128x64 64x64x64".split()))
@@ -97,7 +98,7 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
 def _copy(fields: Request) -> str:
     """Return tma if the operands are aligned for it, and their addresses are known before the launch."""
     least = min(fields["align_a"] * DTYPE_BYTES[fields["dtype_a"]], fields["align_b"] * DTYPE_BYTES[fields["dtype_b"]])
-    return "tma" if least >= TMA_ALIGN_BYTES and not fields.get("pointer_arrays") else "cp_async"
+    return "tma" if least >= VECTOR_BYTES and not fields.get("pointer_arrays") else "cp_async"
 
 
 def _stores_by_tma(fields: Request, swap_ab: bool) -> bool:

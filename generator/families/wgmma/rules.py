@@ -14,11 +14,9 @@ from generator.families.mma_sync.defaults import on_mma_sync
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.layouts import ASYNC_BYTES
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Tile
+from hgemm.dtypes import VECTOR_BYTES
 from hgemm.problem import LAUNCH
 from hgemm.tensor_maps import CORE_ROWS
-
-TMA_ALIGN_BYTES = 16
-"""Source: CUDA driver API, cuTensorMapEncodeTiled, globalAddress and globalStrides."""
 
 TILE_M = (64, 128, 192, 256)
 CONSUMER_ROWS = (64, 128, 256)
@@ -86,7 +84,7 @@ def narrower_copies(plan: Plan) -> list[Change]:
 
 @rule(narrower_copies)
 def alignment(plan: Plan) -> str | None:
-    least_bytes = ASYNC_BYTES if plan.copied else TMA_ALIGN_BYTES
+    least_bytes = ASYNC_BYTES if plan.copied else VECTOR_BYTES
     least = least_bytes // plan.spec.operand_bytes
     aligns = {"align_a": plan.spec.align_a, "align_b": plan.spec.align_b}
     short = [f"{name} is {align}" for name, align in aligns.items() if align < least]
@@ -416,8 +414,8 @@ def store(plan: Plan) -> str | None:
     size = spec.align_d * DTYPE_BYTES[spec.dtype_d]
     if spec.store == "tma" and spec.swap_ab and DTYPE_BYTES[spec.dtype_d] > 2:
         return f"store is tma for {spec.dtype_d} output; with swapped operands it supports f16 and bf16"
-    if spec.store == "tma" and size < TMA_ALIGN_BYTES:
-        return f"align_d is {spec.align_d} ({size} B); store tma requires {TMA_ALIGN_BYTES} B"
+    if spec.store == "tma" and size < VECTOR_BYTES:
+        return f"align_d is {spec.align_d} ({size} B); store tma requires {VECTOR_BYTES} B"
     return None
 
 
