@@ -716,6 +716,8 @@ IN_TURN = {**ONE_TILE, "tile": "64x72x64", "cluster": "2x1"}
 """72 columns are no two slices of whole groups of 8, so the CTAs load B in turn."""
 CLUSTER_SPLIT = {**ONE_TILE, "schedule": "split_k_cluster:2"}
 PINGPONG = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
+EIGHT_ROWS = {**ONE_TILE, "tile": "8x64x128", "layout": "nt", "swap_ab": "on"}
+"""A has 16 contiguous bytes for each k, which need no swizzle."""
 STREAM_K = {**ONE_TILE, "tile": "64x64x64", "schedule": "stream_k", "out": "f32"}
 STREAM_K_BLOCKS = {**STREAM_K, "tile": "128x64x64", "consumers": "1", "acc": "f16", "out": "f16"}
 STREAM_K_PINGPONG = {**PINGPONG, "schedule": "stream_k"}
@@ -726,6 +728,8 @@ SIX_WGMMA_TILES = "128x64x320,256x128x448,129x192x448,192x128x512,250x120x640,25
 ROW_BIAS = {**ONE_TILE, "bias": "row"}
 
 ONE_CTA, TWO_CTAS, TEN_TILES, RAGGED_N = "128x64x448", "256x64x320", "1280x64x64", "128x60x64"
+EIGHT_ROWS_SHAPES = "8x64x448,8x64x449"
+"""A map of rows of 128 bytes, and one of rows of 16 bytes, since k is no multiple of 8."""
 ODD_N = "128x61x64,128x61x72"
 """Two problems, since the first of a run has no C."""
 ONE_SHARED, FOUR_SHARED, ONE_SHARED_BY_BLOCKS = "64x64x960", "256x64x512", "128x64x960"
@@ -823,6 +827,20 @@ WGMMA = (
         At("WgmmaOperand::descriptor", "row_bytes == 128 ? 1").replace("row_bytes == 128 ? 2"),
         ONE_TILE,
         ONE_CTA,
+        (NUMBERS,),
+    ),
+    Fault(
+        "descriptor of a swizzle for rows of 16 bytes",
+        At("WgmmaOperand::descriptor", "row_bytes == 32 ? 3 : 0").replace("row_bytes == 32 ? 3 : 3"),
+        EIGHT_ROWS,
+        EIGHT_ROWS_SHAPES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "without a swizzle, a box for the bytes to the next 8 rows",
+        At("WgmmaOperand::place", "row_bytes == 16 ?").replace("row_bytes == 8 ?"),
+        EIGHT_ROWS,
+        EIGHT_ROWS_SHAPES,
         (NUMBERS,),
     ),
     # ---- Clusters

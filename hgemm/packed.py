@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hgemm.checks import TEXT, Mismatch, fields, integer, list_of, text
@@ -15,8 +15,8 @@ from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTEN
 
 PACK_NAME = "pack.json"
 SCHEMA = 1
-ROWS = tuple(2**octave for octave in range(15))
-"""The numbers of rows to tune: one per octave, from 1 to 16,384."""
+ROWS = 1, 16384
+"""The fewest and the most rows of A that a pack is made for, unless it says otherwise."""
 _MAX_BYTES = 16 * 1024 * 1024
 _WORDS = {
     "layout": LAYOUTS,
@@ -33,19 +33,31 @@ _LAYER = fields(
         "n": integer(low=1, high=MAX_EXTENT),
         "k": integer(low=1, high=MAX_EXTENT),
         **{name: text("|".join(words), f"one of {', '.join(words)}") for name, words in _WORDS.items()},
-    }
+    },
+    optional={"rows": list_of(integer(low=1, high=MAX_EXTENT), length=2)},
 )
 _DOCUMENT = fields({"schema": integer(low=SCHEMA, high=SCHEMA), "layers": list_of(_LAYER)})
 
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """One layer of a pack: D = A B, with the epilogue of its kind, for any number of rows. Shapes: B (k, n), D (rows, n)."""
+    """One layer of a pack: D = A B, with the epilogue of its kind. Shapes: B (k, n), D (rows, n).
+
+    Fields: `rows` are the fewest and the most rows that the pack is made for.
+    """
 
     name: str
     n: int
     k: int
     kind: Kind
+    rows: tuple[int, int] = ROWS
+
+    @property
+    def rows_to_tune(self) -> tuple[int, ...]:
+        """The fewest rows, the powers of two above them, and the most rows."""
+        first, last = self.rows
+        octaves = (2**octave for octave in range(last.bit_length()))
+        return tuple(sorted({first, *(rows for rows in octaves if first < rows < last), last}))
 
 
 def read_pack(library: Path) -> tuple[PackedLayer, ...]:
@@ -64,18 +76,34 @@ def read_pack(library: Path) -> tuple[PackedLayer, ...]:
     except (ValueError, RecursionError, Mismatch) as error:
         raise LibraryError(f"{path} is malformed ({error}): run `hgemm pack` again, or name problems") from None
     return tuple(
-        PackedLayer(layer["name"], layer["n"], layer["k"], Kind(**{name: layer[name] for name in _WORDS}))
+        PackedLayer(
+            layer["name"],
+            layer["n"],
+            layer["k"],
+            Kind(**{name: layer[name] for name in _WORDS}),
+            (min(rows := layer.get("rows", ROWS)), max(rows)),
+        )
         for layer in document["layers"]
     )
 
 
 def add_pack(library: Path, layers: Iterable[PackedLayer]) -> None:
-    """Add layers to the file of a library. A malformed file is replaced. Raises LibraryError if it cannot be written."""
+    """Add layers to the file of a library. A layer that the file has already keeps its rows, too.
+
+    A malformed file is replaced. Raises LibraryError if it cannot be written.
+    """
     try:
         known = read_pack(library)
     except LibraryError:
         known = ()
-    each = {(layer.n, layer.k, layer.kind): layer for layer in (*layers, *known)}
-    entries = [{"name": layer.name, "n": layer.n, "k": layer.k, **layer.kind.words} for layer in each.values()]
+    each: dict[tuple[int, int, Kind], PackedLayer] = {}
+    for layer in (*layers, *known):
+        first, last = each.get((layer.n, layer.k, layer.kind), layer).rows
+        rows = min(first, layer.rows[0]), max(last, layer.rows[1])
+        each[layer.n, layer.k, layer.kind] = replace(layer, rows=rows)
+    entries = [
+        {"name": layer.name, "n": layer.n, "k": layer.k, "rows": [*layer.rows], **layer.kind.words}
+        for layer in each.values()
+    ]
     document = json.dumps({"schema": SCHEMA, "layers": entries}, indent=1) + "\n"
     write_atomically(library / PACK_NAME, document.encode(), "--to")

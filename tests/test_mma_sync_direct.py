@@ -29,6 +29,11 @@ def plan_of(**texts: str) -> Plan:
     return candidate.plan
 
 
+def test_another_layout_leads_to_a_tile_with_few_rows() -> None:
+    (violation,) = violations(plan_of(layout="nn", tile="16x64x128", stages="2"))
+    assert (violation.change["copy"], violation.change["cta_tile"]) == ("cp_async", "16x64x64")
+
+
 def test_warps_share_k_and_each_computes_the_whole_tile() -> None:
     plan = plan_of(tile="8x16x1024", stages="4")
     assert family_of(plan.spec).name == "mma_sync_direct"

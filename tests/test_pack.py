@@ -348,7 +348,7 @@ def test_a_kernel_that_does_not_build_is_replaced(
     monkeypatch.setattr(kernels, "make", make)
     done = pack(choosers, Settings(Library(tmp_path), templates_folder()), 1.0)
     assert done.dropped == {first: "it spills"}
-    assert [(one.n, one.k, one.kind) for one in read_pack(tmp_path)] == [(64, 64, Kind())]
+    assert [(one.n, one.k, one.kind, one.rows) for one in read_pack(tmp_path)] == [(64, 64, Kind(), (1, 16384))]
     assert first not in done.symbols and done.bytes == 110 * len(done.symbols)
     words = ("--nk", "64x64", "--arch", "80", "--loss", "100", "--to", tmp_path, "--json", "--quiet")
     status, _, err = hgemm(capsys, "pack", *words)

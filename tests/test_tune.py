@@ -416,12 +416,17 @@ def test_an_epilogue_needs_problems_of_its_own(folder: Path, driver: BenchDriver
         hgemm.tune(library=folder, epilogue="relu(acc)", **QUICK_FIELDS)
 
 
-def test_without_problems_the_layers_of_the_packs_are_tuned(
-    folder: Path, biased: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hgemm.tuning.runner.ROWS", (1, 8))
-    add_pack(folder, [PackedLayer("up", 56, 24, biased)])
-    add_pack(folder, [PackedLayer("down", 24, 56, Kind()), PackedLayer("up", 56, 24, biased)])
+@pytest.mark.parametrize(
+    ("rows", "tuned"),
+    [((1, 8), (1, 2, 4, 8)), ((3, 9), (3, 4, 8, 9)), ((5, 5), (5,)), ((6, 7), (6, 7))],
+)
+def test_rows_to_tune_are_those_of_the_pack(rows: tuple[int, int], tuned: tuple[int, ...]) -> None:
+    assert PackedLayer("up", 56, 24, Kind(), rows).rows_to_tune == tuned
+
+
+def test_without_problems_the_layers_of_the_packs_are_tuned(folder: Path, biased: Kind) -> None:
+    add_pack(folder, [PackedLayer("up", 56, 24, biased, (8, 8))])
+    add_pack(folder, [PackedLayer("down", 24, 56, Kind(), (1, 2)), PackedLayer("up", 56, 24, biased, (7, 8))])
     assert [layer.name for layer in read_pack(folder)] == ["down", "up"]
     result = call("--library", folder, "--seed", 1, command=module_command)
     assert "pack.json for 1 to 8 rows, 4 problems" in result.stderr and result.exit_code == 0

@@ -19,7 +19,7 @@ from generator.build.workers import cores
 from generator.cli.options import json_option
 from generator.cli.output import OnOutcome, progress
 from generator.errors import HgemmError, RequestError
-from generator.pack.kernels import DEFAULT_DTYPE, MAX_LOSS, ROWS, Choice, Pack, choosers_of, dtypes_of, pack
+from generator.pack.kernels import DEFAULT_DTYPE, MAX_LOSS, Choice, Pack, choosers_of, dtypes_of, pack
 from generator.pack.models import MODELS, Layer, Model, distinct, model_of_sizes, read_model
 from generator.spec import symbol_of
 from generator.store.files import reject_export
@@ -28,6 +28,7 @@ from generator.tables import counted, to_text
 from hgemm.library import reject_file
 from hgemm.locations import library_suffix
 from hgemm.options import INPUTS, kind_option
+from hgemm.packed import ROWS
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 
 _HELP = f"""Build the kernels of a model's linear layers, for {ROWS[0]} to {ROWS[1]:,} rows (tokens). No GPU is needed.

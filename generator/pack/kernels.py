@@ -30,14 +30,12 @@ from hgemm.dispatch_table import Row, estimate_clocks, kind_of, launch_clocks, r
 from hgemm.dtypes import type_word
 from hgemm.launch_traits import LaunchTraits
 from hgemm.octave_grid import extents_between
-from hgemm.packed import PackedLayer, add_pack
+from hgemm.packed import ROWS, PackedLayer, add_pack
 from hgemm.problem import TYPES, Kind, LaunchOptions, kind_supports
 from hgemm.record import CUBIN_NAME, PTX_NAME
 from hgemm.selection import row_supports
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
-ROWS = (1, 16384)
-"""The fewest and the most rows of A that a pack is made for by default."""
 MAX_LOSS = 0.03
 """A pack's kernel may be predicted this much slower than the best candidate.
 
@@ -155,7 +153,7 @@ class Chooser:
     def layers(self) -> list[PackedLayer]:
         """Return the layers, once for each kind of product that the pack has kernels for."""
         each = dict.fromkeys((one.layer, one.query.kind) for one in self.problems)
-        return [PackedLayer(layer.name, layer.n, layer.k, kind) for layer, kind in each]
+        return [PackedLayer(layer.name, layer.n, layer.k, kind, (self.rows[0], self.rows[-1])) for layer, kind in each]
 
     def _found(self) -> list[Candidate]:
         """Return the candidates of all problems, each once."""

@@ -46,7 +46,7 @@ from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import FOLDER, MeasuredProblem, Session, best_known, read_sessions
-from hgemm.packed import PACK_NAME, ROWS, read_pack
+from hgemm.packed import PACK_NAME, read_pack
 from hgemm.selection import Selector
 from hgemm.selection_query import Target
 from hgemm.tuning.problem import DEFAULT_MIX, TUNED_STATES, Mix, Ranking, parse_mix, tune
@@ -447,10 +447,13 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
         given = " ".join(f"--{name} {options[name]}" for name in _FILTERS if options[name])
         has = ", ".join(dict.fromkeys(str(layer.kind) for layer in layers))
         raise RequestError(f"no layer of {library / PACK_NAME} has {given}: it has {has}")
-    works = [Work(m, layer.n, layer.k, group=layer.name, **layer.kind.words) for layer in chosen for m in ROWS]
+    works = [
+        Work(m, layer.n, layer.k, group=layer.name, **layer.kind.words) for layer in chosen for m in layer.rows_to_tune
+    ]
     if options["part"] == "1/1":
+        rows = sorted(work.m for work in works)
         click.echo(
-            f"no problems given: tuning the layers of {library / PACK_NAME} for {ROWS[0]} to {ROWS[-1]:,} rows, "
+            f"no problems given: tuning the layers of {library / PACK_NAME} for {rows[0]:,} to {rows[-1]:,} rows, "
             f"{len(works)} problems",
             err=True,
         )

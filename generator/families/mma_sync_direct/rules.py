@@ -65,13 +65,25 @@ _PLACEHOLDERS: Request = {
 
 # ==== Architecture, types and operands ====
 
+CP_ASYNC_TILE = Tile(16, 64, 64)
+"""The tile of `cp.async` that replaces one of this family, with the same columns if possible."""
+
+
+def on_cp_async(plan: Plan) -> Iterator[Change]:
+    """Yield changes to `cp.async` with few rows, then those of `on_mma_sync`."""
+    for columns in (plan.spec.cta_tile.n, CP_ASYNC_TILE.n):
+        tile = replace(CP_ASYNC_TILE, n=columns)
+        change = next(iter(on_mma_sync(Plan(replace(plan.spec, cta_tile=tile)))))
+        yield {"cta_tile": str(tile), **change}
+    yield from on_mma_sync(plan)
+
 
 def supports(arch: Arch) -> bool:
     """Tell whether an architecture has programmatic dependent launch, which kernels wait for."""
     return arch.has_tma
 
 
-@rule(lambda plan: [*on_mma_sync(plan), *common.nearest_archs(supports, plan)])
+@rule(lambda plan: [*on_cp_async(plan), *common.nearest_archs(supports, plan)])
 def family(plan: Plan) -> str | None:
     if supports(ARCHS[plan.spec.arch]):
         return None
@@ -81,24 +93,24 @@ def family(plan: Plan) -> str | None:
 rule(common.one_input_type)(common.same_inputs)
 
 
-@rule(lambda plan: [*on_mma_sync(plan), {"dtype_a": "f16", "dtype_b": "f16"}])
+@rule(lambda plan: [*on_cp_async(plan), {"dtype_a": "f16", "dtype_b": "f16"}])
 def inputs(plan: Plan) -> str | None:
     found = plan.spec.dtype_a
     return None if found in ("f16", "bf16") else f"inputs are {found}; copy ldg supports f16 and bf16"
 
 
-@rule(lambda plan: [*common.legal_accumulators(plan), *on_mma_sync(plan)])
+@rule(lambda plan: [*common.legal_accumulators(plan), *on_cp_async(plan)])
 def accumulator(plan: Plan) -> str | None:
     return None if plan.spec.acc == "f32" else f"acc is {plan.spec.acc}; copy ldg supports f32"
 
 
-@rule(lambda plan: [*on_mma_sync(plan), {"layout": "tn"}])
+@rule(lambda plan: [*on_cp_async(plan), {"layout": "tn"}])
 def layout(plan: Plan) -> str | None:
     found = plan.spec.layout
     return None if found == "tn" else f"layout is {found}; copy ldg loads rows along k, as in layout tn"
 
 
-@rule(lambda plan: [*on_mma_sync(plan), *common.aligned_to_16_bytes(plan)])
+@rule(lambda plan: [*on_cp_async(plan), *common.aligned_to_16_bytes(plan)])
 def alignment(plan: Plan) -> str | None:
     return common.off_16_bytes(plan, "copy ldg")
 
