@@ -306,7 +306,7 @@ def summary_of(outcomes: Sequence[BitsOutcome], cublaslt: Mapping[str, Sequence[
     failed = sum(outcome.failed for outcome in outcomes)
     checked, elements = sum(len(one.checks) for one in passed), sum(one.elements for one in passed)
     lines.append(
-        f"{counted(len(passed), 'variant')} passed, {failed} failed, {len(outcomes) - len(passed) - failed} skipped; "
+        f"{counted(len(passed), 'kernel')} passed, {failed} failed, {len(outcomes) - len(passed) - failed} skipped; "
         f"{counted(checked, 'product')} and {elements:,} elements as predicted"
     )
     return "\n".join(lines)

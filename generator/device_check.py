@@ -221,7 +221,7 @@ def outcome_summary(outcomes: list[CheckOutcome]) -> str:
     passed, failed = sum(outcome.passed for outcome in outcomes), sum(outcome.failed for outcome in outcomes)
     cases = sum(outcome.passed_shapes for outcome in outcomes)
     skipped = len(outcomes) - passed - failed
-    found = f"{counted(passed, 'variant')} passed, {failed} failed, {skipped} skipped"
+    found = f"{counted(passed, 'kernel')} passed, {failed} failed, {skipped} skipped"
     found += f"; {counted(cases, 'shape')} passed"
     if reused := sum(outcome.reused for outcome in outcomes):
         found += f"; {counted(reused, 'earlier proof')} reused, --force repeats them"

@@ -148,7 +148,7 @@ def _library(folder: Path) -> Iterator[Check]:
             library.load(symbol)
         except LibraryError as error:
             damaged.append(str(error))
-    sound = f"{folder}: {counted(len(symbols) - len(damaged), 'variant')}, all hashes correct"
+    sound = f"{folder}: {counted(len(symbols) - len(damaged), 'kernel')}, all hashes correct"
     yield Check("library", OK, sound)
     yield from (Check("library", FAIL, *_split(error)) for error in damaged)
 

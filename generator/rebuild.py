@@ -101,4 +101,4 @@ def rebuilt_line(outcome: CheckOutcome) -> str:
 def rebuilt_summary(outcomes: Sequence[CheckOutcome]) -> str:
     """Return how many variants were built the same again."""
     same = Counter(outcome.passed for outcome in outcomes)
-    return f"{counted(same[True], 'variant')} built the same again, {same[False]} not"
+    return f"{counted(same[True], 'kernel')} built the same again, {same[False]} not"

@@ -62,7 +62,7 @@ def ptx_runs(arch: str, capability: tuple[int, int]) -> bool:
 def _split(arch: str) -> tuple[int, str]:
     match = re.fullmatch(r"sm_([0-9]+)([a-z]?)", arch)
     if not match:
-        raise LibraryError(f"arch {arch!a} is not an architecture such as sm_89: regenerate the variant")
+        raise LibraryError(f"arch {arch!a} is not an architecture such as sm_89: regenerate the kernel")
     return int(match[1]), match[2]
 
 

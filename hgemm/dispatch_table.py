@@ -280,7 +280,7 @@ def row_of(
         clocks = clocks_of(record, calibrated)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RequestError) as error:
         raise LibraryError(
-            f"{traits.symbol}: its record lacks a field of the cost estimate ({error!r}): regenerate the variant"
+            f"{traits.symbol}: its record lacks a field of the cost estimate ({error!r}): regenerate the kernel"
         ) from error
     order, cublas_order = unsplit_order(record)
     return Row(

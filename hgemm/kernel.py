@@ -363,7 +363,7 @@ def _stored(traits: LaunchTraits, matrix: View, name: str, contiguous: int, alig
         axes = {"A": "mk", "B": "kn"}.get(name, "mn")
         raise ProblemError(
             f"{traits.symbol}: {name} {matrix.shape} with strides {matrix.strides} is not contiguous along "
-            f"{axes[contiguous]}, as layout {traits.layout} requires: copy it, or use a variant of another layout"
+            f"{axes[contiguous]}, as layout {traits.layout} requires: copy it, or use a kernel of another layout"
         )
     single = matrix.shape[other] <= 1  # its stride is not used
     leading = -(-matrix.shape[contiguous] // align) * align if single else matrix.strides[other]

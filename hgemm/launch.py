@@ -53,14 +53,14 @@ class Matrix:
         if not self.pointer:
             yield f"{name} has no pointer"
         elif self.pointer % align_bytes:
-            yield f"{name} begins at an address that is not a multiple of {align_bytes} B, the variant's alignment"
+            yield f"{name} begins at an address that is not a multiple of {align_bytes} B, the kernel's alignment"
         if self.leading < self.columns:
             yield f"{name}'s leading dimension {self.leading} is less than its {self.columns} contiguous elements"
         elif self.leading % self.align:
             nearest = -(-self.leading // self.align) * self.align
             yield (
                 f"{name}'s leading dimension {self.leading} is not a multiple of {self.align}: "
-                f"use {nearest}, or a variant with a smaller alignment"
+                f"use {nearest}, or a kernel with a smaller alignment"
             )
         if self.batch > 1 and (self.batch_stride < 0 or self.batch_stride % self.align):
             yield f"{name}'s batch stride {self.batch_stride} is negative or not a multiple of {self.align}"
@@ -189,7 +189,7 @@ def check(problem: Problem, traits: LaunchTraits, workspace_size: int | None = N
         wrong = [violation for matrix in places.values() for violation in matrix.violations()]
         misplaced = list(tensor_map_violations(traits, places))
         wrong = wrong or misplaced
-        wrong += ["use a variant without TMA (arch sm_90 or sm_80)"] if misplaced else []
+        wrong += ["use a kernel without TMA (arch sm_90 or sm_80)"] if misplaced else []
         wrong += _scalar_violations(problem, traits)
         wrong += _workspace_violations(problem, traits, workspace_size, places)
         wrong += [] if wrong else overlaps(places)
@@ -222,9 +222,9 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
 
 def _array_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     if traits.pointer_arrays and not problem.pointer_arrays:
-        yield "the variant takes pointer arrays: launch it from C with HGEMM_POINTER_ARRAYS, or with Problem(pointer_arrays=True)"
+        yield "the kernel takes pointer arrays: launch it from C with HGEMM_POINTER_ARRAYS, or with Problem(pointer_arrays=True)"
     elif problem.pointer_arrays and not traits.pointer_arrays:
-        yield "the variant takes matrices with a batch stride: generate one with --pointer-arrays on"
+        yield "the kernel takes matrices with a batch stride: generate one with --pointer-arrays on"
     elif traits.pointer_arrays:
         for place in matrices(problem, traits).values():
             if place.name not in OPERAND_NAMES or (place.name in "AB" and not problem.k):
@@ -242,13 +242,13 @@ def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
         if DTYPES["f32"].largest < abs(getattr(problem, name)) < float("inf"):
             yield f"{name} {getattr(problem, name)} overflows f32"
     if problem.beta != 0 and not traits.takes_beta:
-        yield f"beta is {problem.beta}, but the variant does not add C: generate one with --beta on"
+        yield f"beta is {problem.beta}, but the kernel does not add C: generate one with --beta on"
     if problem.bias and traits.bias == "none":
-        yield "bias is given, but the variant adds none: generate one with --bias row or column"
+        yield "bias is given, but the kernel adds none: generate one with --bias row or column"
     operands = traits.epilogue.operands if traits.epilogue else ()
     if len(problem.aux) != len(operands) + len(traits.outputs):
         names = ", ".join([*(one.name for one in operands), *(one.name for one in traits.outputs)])
-        yield f"the problem has {len(problem.aux)} inputs and outputs of an expression: the variant takes {names or 'none'}"
+        yield f"the problem has {len(problem.aux)} inputs and outputs of an expression: the kernel takes {names or 'none'}"
     for one, aux in zip(operands, problem.aux):
         if one.kind == "scalar" and DTYPES["f32"].largest < abs(aux.value) < float("inf"):
             yield f"{one.name} {aux.value} overflows f32"

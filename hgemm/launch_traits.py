@@ -131,20 +131,20 @@ class LaunchTraits:
                 panel_columns=int(str(spec["warp_tile"]).split("x")[1]) if has_reductions(spec) else 0,
             )
         except EpilogueError as error:
-            raise LibraryError(f"the record of {record.get('symbol')}: {error}: regenerate the variant") from None
+            raise LibraryError(f"the record of {record.get('symbol')}: {error}: regenerate the kernel") from None
         except (KeyError, IndexError, ValueError) as error:
-            raise LibraryError(f"the record of {record.get('symbol')} has no {error}: regenerate the variant") from None
+            raise LibraryError(f"the record of {record.get('symbol')} has no {error}: regenerate the kernel") from None
         if traits.grid_rule not in GRID_RULES:
             raise LibraryError(
                 f"{traits.symbol}: grid rule {traits.grid_rule!r} is unknown: this version supports {', '.join(GRID_RULES)}"
             )
         if workspace.get("counter_bytes_per_tile", 0):
             raise LibraryError(
-                f"{traits.symbol}: its workspace has the layout of an older version: regenerate the variant"
+                f"{traits.symbol}: its workspace has the layout of an older version: regenerate the kernel"
             )
         if (traits.grid_rule == "stream_k") != (traits.max_ctas > 0):
             raise LibraryError(
-                f"{traits.symbol}: max_ctas is {traits.max_ctas} with grid rule {traits.grid_rule}: regenerate the variant"
+                f"{traits.symbol}: max_ctas is {traits.max_ctas} with grid rule {traits.grid_rule}: regenerate the kernel"
             )
         if traits.cluster != (
             traits.cluster_ctas * (traits.splits if traits.grid_rule == "split_k_cluster" else 1),
@@ -153,7 +153,7 @@ class LaunchTraits:
         ):
             raise LibraryError(
                 f"{traits.symbol}: cluster {traits.cluster} does not fit cluster_shape {traits.cluster_shape}: "
-                "regenerate the variant"
+                "regenerate the kernel"
             )
         return traits
 

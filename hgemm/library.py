@@ -171,7 +171,7 @@ def _read_once(place: Path, verify: bool) -> Variant:
     except LibraryError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise MissingVariantError(
-                f"no variant {place.name} in {place.parent}: `hgemm list{library_suffix(place.parent)}` lists all"
+                f"no kernel {place.name} in {place.parent}: `hgemm list{library_suffix(place.parent)}` lists all"
             ) from None
         raise
     try:

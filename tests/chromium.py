@@ -19,11 +19,11 @@ sys.path.insert(0, str(ROOT / "docs"))
 from check_site import Browser, find_chromium  # noqa: E402
 
 _READY = """(() => {
-  const asked = decodeURIComponent(location.hash).match(/^#variant=(.*)$/s);
+  const asked = decodeURIComponent(location.hash).match(/^#kernel=(.*)$/s);
   const rows = JSON.parse(document.getElementById("data").textContent).rows;
-  return !asked || !rows.some(row => row[0] === asked[1]) || document.getElementById("variant").dataset.ready === asked[1];
+  return !asked || !rows.some(row => row[0] === asked[1]) || document.getElementById("kernel").dataset.ready === asked[1];
 })()"""
-"""Whether a report shows what its address asks for; the pages of variants are unpacked after the load event."""
+"""Whether a report shows what its address asks for; the pages of kernels are unpacked after the load event."""
 _PATIENCE_S = 60
 
 

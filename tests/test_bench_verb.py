@@ -80,7 +80,7 @@ def test_the_table_has_ratios_and_means(driver: BenchDriver, folder: Path) -> No
     lines = result.stdout.splitlines()
     assert (
         lines[0] == "shapes, steady"
-        and lines[1].split() == "problem TFLOP/s us first best /first /best +-% MHz W variant".split()
+        and lines[1].split() == "problem TFLOP/s us first best /first /best +-% MHz W kernel".split()
     )
     assert lines[2].startswith("40x56x24 tn") and lines[2].endswith("hgemm_fast") and " 1.250  1.125 " in lines[2]
     assert lines[3].endswith("hgemm_other") and " 2.500  2.250 " in lines[3]
@@ -203,7 +203,7 @@ def test_the_module_needs_a_folder_only(driver: BenchDriver, folder: Path) -> No
     result = call("--library", folder, "--kernels", "*fast", "--shapes", "40x56x24", command=module_command)
     assert "hgemm_fast" in result.stdout
     error = call("--library", folder, "--kernels", "no*", "--shapes", "40x56x24", command=module_command).exception
-    assert "no variant in" in str(error) and error.exit_code == 1
+    assert "no kernel in" in str(error) and error.exit_code == 1
 
 
 def test_the_module_imports_no_generator() -> None:

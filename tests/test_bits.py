@@ -198,7 +198,7 @@ def test_the_bits_of_each_kernel_are_compared_with_its_order(check: BitsCheck):
     assert right.passed and again.passed and right.digests == again.digests and right.elements > 1000
     assert bits_line(right).endswith(right.order)
     assert not bent.passed and "differ from the prediction" in bits_line(bent)
-    assert "2 kernels, equal bits" in summary([right, again, bent]) and "2 variants passed, 1 failed" in summary(
+    assert "2 kernels, equal bits" in summary([right, again, bent]) and "2 kernels passed, 1 failed" in summary(
         [right, again, bent]
     )
 

@@ -494,7 +494,7 @@ def test_a_terminal_gets_one_moving_line_and_a_dumb_one_plain_lines(tmp_path: Pa
         pass  # the end of a terminal
     out, _ = process.communicate()
     assert process.returncode == 0 and len(out.splitlines()) == 3
-    assert "variants/s" in shown.decode() and "2 variants in" in shown.decode()
+    assert "kernels/s" in shown.decode() and "2 kernels in" in shown.decode()
     assert ("[1/2]" in shown.decode()) == (terminal == "dumb")
 
 
@@ -527,12 +527,12 @@ def test_what_is_there_already_makes_the_rate_no_better(clock: list[float], caps
             tell(Outcome(f"new{number}", "built", 0.9))
     lines = capsys.readouterr().err.splitlines()
     assert lines[395] == "[ 396/1000] cached old395, 0.00 s"
-    assert lines[399] == "[ 400/1000] built new3, 0.90 s (2 variants/s, 5 min left)"
-    assert lines[400] == "1000 variants in 2.4 s: 396 cached, 4 built"
+    assert lines[399] == "[ 400/1000] built new3, 0.90 s (2 kernels/s, 5 min left)"
+    assert lines[400] == "1000 kernels in 2.4 s: 396 cached, 4 built"
 
 
 @pytest.mark.parametrize(
-    ("seconds_each", "told"), [(0.02, "50 variants/s, 20 s left"), (8.0, "0.125 variants/s, 2 h 13 min left")]
+    ("seconds_each", "told"), [(0.02, "50 kernels/s, 20 s left"), (8.0, "0.125 kernels/s, 2 h 13 min left")]
 )
 def test_the_time_left_is_told_in_its_own_units(clock, capsys, seconds_each: float, told: str) -> None:
     with progress(1001, quiet=False) as tell:
@@ -547,7 +547,7 @@ def test_what_comes_together_has_the_rate_of_those_who_worked_at_it(clock, capsy
         for number in range(8):
             tell(Outcome(f"new{number}", "built", 1.0))
     told = [line.partition(" (")[2] for line in capsys.readouterr().err.splitlines()]
-    assert told[0] == "2 variants/s, 8 s left)" and told[7] == "2 variants/s, 4 s left)"
+    assert told[0] == "2 kernels/s, 8 s left)" and told[7] == "2 kernels/s, 4 s left)"
 
 
 def test_what_was_made_before_an_interrupt_is_summed_up(clock: list[float], capsys) -> None:
@@ -555,7 +555,7 @@ def test_what_was_made_before_an_interrupt_is_summed_up(clock: list[float], caps
         tell(Outcome("one", "built", 0.5))
         clock[0] += 2.0
         raise KeyboardInterrupt
-    assert capsys.readouterr().err.splitlines()[-1] == "1 of 1000 variants in 2.0 s: 1 built"
+    assert capsys.readouterr().err.splitlines()[-1] == "1 of 1000 kernels in 2.0 s: 1 built"
 
 
 def plan_slowly(clock: list[float], quiet: bool = False) -> None:
@@ -608,7 +608,7 @@ def test_doctor_says_what_is_here_and_what_to_do(capsys, small_library: Library)
     checks = {check["name"]: check for check in json.loads(out)}
     assert status == 0 and {check["state"] for check in checks.values()} <= {"ok", "warn"}
     assert {"python", "nvidia-cuda-nvrtc", "nvrtc", "nvdisasm", "templates", "gpu", "library"} <= {*checks}
-    assert "4 variants" in checks["library"]["found"]
+    assert "4 kernels" in checks["library"]["found"]
 
 
 def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: Path) -> None:

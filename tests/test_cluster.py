@@ -127,7 +127,7 @@ def test_generate_has_a_cluster_build_and_prove(
     assert done.returncode == 0, done.stderr
     records = json.loads(done.stdout)
     assert len(records) == 2 and all(record["proof"]["races"] == 0 for record in records)
-    assert "2 variants in" in done.stderr and done.stderr.count("] proved ") == 2
+    assert "2 kernels in" in done.stderr and done.stderr.count("] proved ") == 2
 
 
 # ---- What differs ------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_the_verb_draws_a_variant_of_the_library(small_library: Library, tmp_pat
     assert printed.exit_code == written.exit_code == 0 and written.stdout == f"{place}\n"
     assert printed.stdout == place.read_text() and "hgemm_sm80_nt_" in printed.stdout
     several = CliRunner().invoke(draw.draw_command, ["hgemm_*", "--library", str(small_library.folder)])
-    assert re.search(r"4 variants: write", str(several.exception))
+    assert re.search(r"4 kernels: write", str(several.exception))
 
 
 def test_a_picture_is_written_as_png(tmp_path: Path) -> None:

@@ -489,7 +489,7 @@ def call(library: Library, *words: str) -> Result:
         (["list", "--json"], 0, f'"symbol": "{SYMBOL}"'),
         (["show", SYMBOL, "--source"], 0, "open("),
         (["verify", "--emulate"], 1, "its kernel.py is not what this version writes"),
-        (["reindex"], 0, "1 variant indexed"),
+        (["reindex"], 0, "1 kernel indexed"),
         (["gc", "--dry-run"], 0, "0 would be removed"),
         (["report", "--to", "report.html"], 0, "report.html"),
     ],

@@ -216,7 +216,7 @@ def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
     done = call("hgemm", *words, "--to", tmp_path / "b", "--json", "--prefix", "9lives")
     assert done.returncode == 2 and "prefix '9lives' is not a valid name" in done.stderr
     done = call("hgemm", "export", "--library", small_library.folder, "--arch", "120", "--to", tmp_path / "b")
-    assert done.returncode == 1 and "no variant in" in done.stderr and not (tmp_path / "b").exists()
+    assert done.returncode == 1 and "no kernel in" in done.stderr and not (tmp_path / "b").exists()
 
 
 # ---- Size -----------------------------------------------------------------------------------------------------------

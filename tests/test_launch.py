@@ -501,7 +501,7 @@ def test_a_good_problem_passes() -> None:
         ({"lda": 2**61}, "A spans"),
         ({"c": 0}, "C has no pointer"),
         ({"alpha": 1e39}, "alpha 1e[+]39 overflows f32"),
-        ({"bias": 0x90000}, "bias is given, but the variant adds none"),
+        ({"bias": 0x90000}, "bias is given, but the kernel adds none"),
         ({"batch_stride_d": 0}, "D's batches overlap"),
         ({"batch_stride_d": 3200}, "D's batches overlap"),
         ({"d": 0x1000}, "D overlaps A"),
@@ -751,7 +751,7 @@ def test_what_tma_does_not_address_is_refused_with_the_way_out(
     loose["traits"] = {**loose["traits"], "min_align": {"a": 4, "b": 4, "d": 8}}
     with pytest.raises(ProblemError, match=message) as caught:
         Kernel(loose, b"cubin").launch(replace(PROBLEM, **changed))
-    assert str(caught.value).endswith("use a variant without TMA (arch sm_90 or sm_80)")
+    assert str(caught.value).endswith("use a kernel without TMA (arch sm_90 or sm_80)")
     assert not driver_of_maps.encoded and not driver_of_maps.launches
 
 

@@ -609,7 +609,7 @@ def test_what_is_not_there_is_told(copied: Path, tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="does not exist"):
         hgemm.open(tmp_path / "absent")
     library = hgemm.open(copied)
-    with pytest.raises(LibraryError, match="no variant absent"):
+    with pytest.raises(LibraryError, match="no kernel absent"):
         library.kernel("absent")
     with pytest.raises(RequestError, match="malformed"):
         library.kernel("../absent")

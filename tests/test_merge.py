@@ -91,7 +91,7 @@ def test_variants_that_differ_under_one_name_are_all_named_and_nothing_is_writte
     with pytest.raises(LibraryError) as raised:
         join(a, b, to=c)
     head, *lines = str(raised.value).splitlines()
-    assert head.startswith("2 variants differ between the libraries, so nothing was written")
+    assert head.startswith("2 kernels differ between the libraries, so nothing was written")
     assert lines == [
         f"  {symbol}: key {hashlib.sha256(symbol.encode()).hexdigest()[:16]} in {a}, {'ab' * 8} in {b}"
         for symbol in ("one", "two")
@@ -225,11 +225,11 @@ def test_the_verb_counts_and_ends_with_1_on_a_conflict(tmp_path: Path) -> None:
     library(a, "one")
     library(b, "two")
     done = CliRunner().invoke(command, [str(a), str(b), "--to", str(c)])
-    assert done.stdout == f"{c}: 2 variants added, 0 already present, 0 measurements added\n"
-    assert "[2/2] added two" in done.stderr and "2 variants in" in done.stderr
+    assert done.stdout == f"{c}: 2 kernels added, 0 already present, 0 measurements added\n"
+    assert "[2/2] added two" in done.stderr and "2 kernels in" in done.stderr
     library(b, "one", key="cd" * 32)
     failed = call("hgemm", "merge", a, b, "--to", tmp_path / "d")
-    assert failed.returncode == 1 and failed.stderr.startswith("hgemm: error: 1 variant differs") and not failed.stdout
+    assert failed.returncode == 1 and failed.stderr.startswith("hgemm: error: 1 kernel differs") and not failed.stdout
     assert call("hgemm", "merge", tmp_path / "none", "--to", c).stderr.startswith("hgemm: error: library ")
 
 

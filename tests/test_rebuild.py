@@ -136,7 +136,7 @@ def test_files_that_were_not_built_from_the_spec_are_found(library: Library, nam
     forge(library, flip(name) if name != "kernel.cu" else add_text("//\n"))
     done = call("hgemm", "verify", "--rebuild", "--library", library.folder)
     assert done.returncode == 1 and f"{name} is not what " in done.stdout
-    assert done.stdout.endswith("0 variants built the same again, 1 not\n")
+    assert done.stdout.endswith("0 kernels built the same again, 1 not\n")
 
 
 def test_kernels_of_other_compilers_are_compared_by_their_instructions(library: Library) -> None:

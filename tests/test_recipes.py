@@ -253,4 +253,4 @@ def test_one_is_proved(
     monkeypatch.setattr(prove, "host_toolchain", lambda: host_toolchain)
     monkeypatch.setattr("sys.argv", ["prove", "--recipes", "--sample", "1", "--seed", by_commit(1)[0].path])
     assert prove.main() == 0
-    assert "1 variant passed, 0 failed, 0 skipped" in capsys.readouterr().out
+    assert "1 kernel passed, 0 failed, 0 skipped" in capsys.readouterr().out

@@ -219,7 +219,7 @@ def test_ladders_have_a_curve_and_a_table(tmp_path: Path, entries: list[Entry]) 
     path.write_text(json.dumps(document))
     assert Report("one", entries[:2], ladders=[read_ladders(path)]).html() == html
     assert (
-        'id="ladder_0-figure_1"' in html and f'<a href="#variant={symbol}">{symbol.replace("_", "_<wbr>")}</a>' in html
+        'id="ladder_0-figure_1"' in html and f'<a href="#kernel={symbol}">{symbol.replace("_", "_<wbr>")}</a>' in html
     )
     del document["ladders"][0]["steps"][0]["published"]
     path.write_text(json.dumps(document))
@@ -288,7 +288,7 @@ def test_pictures_are_the_same_each_time_and_their_parts_have_names_of_their_own
     referred = {*re.findall(r'(?:xlink:href="#|url\(#|aria-labelledby=")([^")=]+)[")]', html)}
     assert referred and referred <= {*ids}
     drawn = {one.record.symbol for one in entries}
-    linked = {*re.findall(r'xlink:href="#variant=([^"]+)"', html)}
+    linked = {*re.findall(r'xlink:href="#kernel=([^"]+)"', html)}
     assert linked and linked <= drawn
     assert {"rates_0", "ratios_0", "roofline_h200", "roofline_a100", "resources", "occupancy"} <= {*figures}
 
@@ -331,7 +331,7 @@ def test_what_cannot_be_trusted_is_left_out_and_said(tmp_path: Path) -> None:
     (library.folder / "hgemm_two" / "kernel.cu").write_text("other")
     done = call("hgemm", "report", "--library", library.folder, "--to", tmp_path / "a.html")
     html = (tmp_path / "a.html").read_text()
-    assert done.returncode == 0 and "SHA-256 differs" in done.stderr and "Skipped 1 variant" in html
+    assert done.returncode == 0 and "SHA-256 differs" in done.stderr and "Skipped 1 kernel" in html
     assert [row[0] for row in data_of(html)["rows"]] == ["hgemm_one"]
 
 
@@ -373,12 +373,12 @@ def page(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry]) -> None:
     everything = opened(page)
-    assert everything.texts("p", "count")[:1] == [f"{len(entries)} of {len(entries)} variants"]
+    assert everything.texts("p", "count")[:1] == [f"{len(entries)} of {len(entries)} kernels"]
     ordered = sorted(
         entries, key=lambda one: [int(part) if part.isdigit() else part for part in _PARTS.findall(one.record.symbol)]
     )
     assert everything.texts("th", "rows") == [short_name(one.record.symbol) for one in ordered]
-    assert everything.console == [] and "The same for all variants: " in everything.texts("p", "same")[0]
+    assert everything.console == [] and "The same for all kernels: " in everything.texts("p", "same")[0]
     one_of_them = ordered[0].record
     layout = one_of_them.data["spec"]["layout"]
     some = opened(page, f"q=stages<=3 {layout}_&arch={one_of_them.arch}")
@@ -394,20 +394,20 @@ def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry]) 
 
 def test_a_variants_page_has_source_machine_code_pictures_and_proof(page: Path, entries: list[Entry]) -> None:
     one = entries[0]
-    shown = opened(page, f"variant={one.record.symbol}")
+    shown = opened(page, f"kernel={one.record.symbol}")
     assert shown.console == []
     assert (
-        f'data-ready="{one.record.symbol}"' in shown.html and "".join(shown.texts("h2", "variant")) == one.record.symbol
+        f'data-ready="{one.record.symbol}"' in shown.html and "".join(shown.texts("h2", "kernel")) == one.record.symbol
     )
     titles = ["Spec", "Resources", "Launch", "Launch traits", "Limits by the cost model", "Proof", "Build", "Files"]
-    assert shown.texts("h3", "variant") == [*titles, "Measured", "Machine code", "Operands in shared memory", "Source"]
-    (source,) = shown.texts("code", "variant")
+    assert shown.texts("h3", "kernel") == [*titles, "Measured", "Machine code", "Operands in shared memory", "Source"]
+    (source,) = shown.texts("code", "kernel")
     assert source == " ".join(one.source.split())
-    assert {"HMMA", "LDSM", "LDGSTS"} <= {*shown.texts("th", "variant")} and "64x128x256" in shown.texts(
-        "td", "variant"
+    assert {"HMMA", "LDSM", "LDGSTS"} <= {*shown.texts("th", "kernel")} and "64x128x256" in shown.texts(
+        "td", "kernel"
     )
     assert len(re.findall(r'<img alt="[^"]+" src="data:image/svg', shown.html)) == 3
-    missing = opened(page, "variant=hgemm_none")
+    missing = opened(page, "kernel=hgemm_none")
     assert "not in the report" in missing.html and missing.console == []
 
 
@@ -433,10 +433,10 @@ def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: P
     path = tmp_path / "hostile.html"
     hostile = point(device=EVIL, times_us={symbol: 2.0}, ours=symbol)
     path.write_text(Report(EVIL, [Entry(entries[0].record, EVIL)], [hostile], notes=[EVIL]).html())
-    for at in ("", f"variant={symbol}", f"variant={EVIL}", f"q={EVIL}"):
+    for at in ("", f"kernel={symbol}", f"kernel={EVIL}", f"q={EVIL}"):
         shown = opened(path, at)
         assert shown.console == [] and "taken" not in shown.texts("title") and len(shown.texts("script")) == 2
-    assert opened(path, f"variant={symbol}").texts("code", "variant") == [" ".join(EVIL.split())]
+    assert opened(path, f"kernel={symbol}").texts("code", "kernel") == [" ".join(EVIL.split())]
 
 
 @pytest.mark.slow
@@ -451,9 +451,9 @@ def test_five_thousand_variants_are_opened(entries: list[Entry], tmp_path: Path)
     path.write_text(Report("many", many).html())
     assert path.stat().st_size < 6_000_000
     shown = opened(path, "q=hgemm_49")
-    assert shown.texts("p", "count")[:1] == ["100 of 5,000 variants"] and shown.console == []
-    last = opened(path, "variant=hgemm_4999")
-    assert last.texts("code", "variant") == [" ".join(many[-1].source.split())] and last.console == []
+    assert shown.texts("p", "count")[:1] == ["100 of 5,000 kernels"] and shown.console == []
+    last = opened(path, "kernel=hgemm_4999")
+    assert last.texts("code", "kernel") == [" ".join(many[-1].source.split())] and last.console == []
 
 
 def test_figures_name_no_network() -> None:

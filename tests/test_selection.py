@@ -537,7 +537,7 @@ def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
     words = ["select", "--library", folder, "--arch", "80", "--n", 4096, "--k", 4096]
     found = json.loads(call("hgemm", *words, "--m", 4096, "--json").stdout)
     assert (found["rule"], found["near"]) == ("measured", [4096, 4096, 4096, 1])
-    assert found["why"] == "fastest of 1 variant measured on this problem on NVIDIA A100"
+    assert found["why"] == "fastest of 1 kernel measured on this problem on NVIDIA A100"
     last = call("hgemm", *words, "--m", 1024).stdout.splitlines()[-1]
     assert last.startswith("near: smallest estimate") and "corrected by measurements" in last
     assert "4096x4096x4096, 4.0 octaves away" in last and last.endswith("correction 1.00")

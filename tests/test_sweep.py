@@ -393,7 +393,7 @@ def test_generate_makes_only_its_shard(tmp_path: Path) -> None:
     whole = [row["symbol"] for row in json.loads(call("generate", *words, cwd=tmp_path).stdout)]
     assert len(whole) == 12 and sorted(sum(symbols, [])) == sorted(whole)
     assert [done.stderr for done in made] == [
-        f"generate: shard {number}/3 has {len(part)} of 12 variants\n" for number, part in enumerate(symbols, 1)
+        f"generate: shard {number}/3 has {len(part)} of 12 kernels\n" for number, part in enumerate(symbols, 1)
     ]
 
 
@@ -405,4 +405,4 @@ def test_a_shard_without_variants_is_no_error(tmp_path: Path) -> None:
     assert sorted(counts) == [0, 1] and not (tmp_path / "library").exists()
     assert call("generate", *words, "--shard", f"{1 + counts.index(0)}/2").returncode == 0
     merged = call("hgemm", "merge", tmp_path / "library", "--to", tmp_path / "all")
-    assert merged.returncode == 0 and "0 variants added" in merged.stdout
+    assert merged.returncode == 0 and "0 kernels added" in merged.stdout

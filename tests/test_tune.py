@@ -514,7 +514,7 @@ def test_the_command_prints_a_table_or_json(driver: BenchDriver, folder: Path, a
 def test_what_cannot_be_tuned_fails(driver: BenchDriver, folder: Path, tmp_path: Path) -> None:
     words = ["--library", folder, "--no-generate", "--arch", "80", "--junit", tmp_path / "tune.xml", "--shapes"]
     result = call(*words, "40x56x23,40x56x24", command=verb.tune_command)
-    assert result.exit_code == 1 and "not measured: no variant of this layout" in result.stdout
+    assert result.exit_code == 1 and "not measured: no kernel of this layout" in result.stdout
     tests = [test for suite in ElementTree.parse(tmp_path / "tune.xml").getroot() for test in suite]
     skipped = {test.get("name").split()[0] for test in tests if test.find("skipped") is not None}
     measured = {test.get("name").split()[0] for test in tests if test.find("skipped") is None}

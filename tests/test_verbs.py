@@ -178,13 +178,13 @@ def test_a_variant_with_the_former_workspace_does_not_stop_the_others(
 
 def test_list_of_nothing_says_so_on_stderr(folder: Path) -> None:
     result = call("list", "--library", folder, "--arch", "90")
-    assert result.exit_code == 0 and result.stdout == "" and "no variant" in result.stderr
+    assert result.exit_code == 0 and result.stdout == "" and "no kernel" in result.stderr
 
 
 def test_what_sm_90a_has_is_told_where_only_sm_90_is_asked_for(folder: Path) -> None:
     Library(folder).publish(*make_record("hgemm_sm90_tn", arch="sm_90"))
     Library(folder).publish(*make_record("hgemm_sm90a_tn", arch="sm_90a"))
-    note = "hgemm: 1 variant for sm_90a left out: use --arch 90,90a\n"
+    note = "hgemm: 1 kernel for sm_90a left out: use --arch 90,90a\n"
     words = ["list", "--library", folder, "--columns", "symbol", "--arch"]
     assert call(*words, "90").stderr == note
     for arch in ("90,90a", "90a", "89"):
@@ -206,7 +206,7 @@ def test_where_nothing_matches_the_filter_is_told_of_and_an_empty_library_is_cal
         ("verify", ["--emulate"]),
     ):
         for library, told in (
-            (folder, "no variant in .* matches the filters: `hgemm list --lib"),
+            (folder, "no kernel in .* matches the filters: `hgemm list --lib"),
             (tmp_path / "empty", "`generate --catalog"),
         ):
             error = call(verb, *words, "--where", "registers<10", "--library", library).exception
@@ -278,7 +278,7 @@ def test_a_variant_is_named_by_the_hash_of_its_symbol(tmp_path: Path) -> None:
         library.publish(*make_record(symbol))
     assert resolve(library, "7f3a91c2") == resolve(library, "7F3A9") == ["paper_sm80_s3_7f3a91c2"]
     assert listed(tmp_path, "--kernels", "7f3a") == ["paper_sm80_s3_7f3a91c2", "paper_sm80_s3_7f3ab000"]
-    for name, message in {"7f3a": "matches 2 variants", "beef0001": "no variant", "7f3": "no variant"}.items():
+    for name, message in {"7f3a": "matches 2 kernels", "beef0001": "no kernel", "7f3": "no kernel"}.items():
         with pytest.raises(RequestError, match=message):
             resolve(library, name)
 
@@ -286,18 +286,18 @@ def test_a_variant_is_named_by_the_hash_of_its_symbol(tmp_path: Path) -> None:
 def test_an_unclear_name_lists_five_candidates(tmp_path: Path) -> None:
     for place in range(8):
         Library(tmp_path).publish(*make_record(f"hgemm_{place}"))
-    with pytest.raises(RequestError, match=r"matches 8 variants(.|\n)*\n  hgemm_4\n  and 3 more$"):
+    with pytest.raises(RequestError, match=r"matches 8 kernels(.|\n)*\n  hgemm_4\n  and 3 more$"):
         resolve(Library(tmp_path), "hgemm")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hgemm_sm89", "matches 2 variants: write a longer prefix, or 'hgemm_sm89\\*' for all\n  hgemm_sm89_tn_big\n"),
+        ("hgemm_sm89", "matches 2 kernels: write a longer prefix, or 'hgemm_sm89\\*' for all\n  hgemm_sm89_tn_big\n"),
         ("hgemm_sm80_tn", "did you mean"),
-        ("xx", "`hgemm list --library .*/lib` lists its variants"),
-        ("*x*y", "no variant"),
-        ("../lib", "no variant"),
+        ("xx", "`hgemm list --library .*/lib` lists its kernels"),
+        ("*x*y", "no kernel"),
+        ("../lib", "no kernel"),
     ],
 )
 def test_a_name_that_is_not_clear_is_refused(folder: Path, name: str, message: str) -> None:
@@ -341,7 +341,7 @@ def test_show_checks_hashes_first(folder: Path) -> None:
 
 
 def test_reindex_counts_and_gc_tells(folder: Path) -> None:
-    assert call("reindex", "--library", folder).stdout == f"3 variants indexed in {folder}\n"
+    assert call("reindex", "--library", folder).stdout == f"3 kernels indexed in {folder}\n"
     assert json.loads(call("reindex", "--library", folder, "--json").stdout)["variants"] == 3
     assert call("gc", "--library", folder).stdout == "0 removed, 0 B freed\n"
     (folder / "hgemm_sm80_nn" / "kernel.ptx").write_bytes(b"?")
@@ -455,7 +455,7 @@ def test_verify_prints_a_line_a_variant(driver: FakeDriver, device_folder: Path)
     good, other, unfit, summary = result.stdout.splitlines()
     assert good.startswith("ok    hgemm_good  2/2 shapes; largest error ") and other.startswith("ok    hgemm_other")
     assert unfit.startswith("skip  hgemm_unfit  kernels for sm_120 do not run on sm_90")
-    assert summary == "2 variants passed, 0 failed, 1 skipped; 4 shapes passed" and result.exit_code == 0
+    assert summary == "2 kernels passed, 0 failed, 1 skipped; 4 shapes passed" and result.exit_code == 0
 
 
 def test_verify_fails_where_a_variant_is_wrong(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
@@ -496,8 +496,8 @@ def test_verify_of_nothing_that_runs_is_a_failure(driver: FakeDriver, device_fol
         (["--device", "--shapes", "12"], "shape '12' is malformed", 2),
         (["--device", "--shapes", "4x6x0"], "shape '4x6x0' is out of range: k is 0, use 1 to 2147482624", 2),
         (["--device", "--shapes", "8x8x8@4000000000"], "batch is 4000000000, use 1 to 2147482624", 2),
-        (["--device", "nothing_such"], "no variant in .* is named 'nothing_such'", 2),
-        (["--device", "--layout", "tt"], "no variant in .* matches", 1),
+        (["--device", "nothing_such"], "no kernel in .* is named 'nothing_such'", 2),
+        (["--device", "--layout", "tt"], "no kernel in .* matches", 1),
     ],
 )
 def test_verify_refuses_in_one_line(device_folder: Path, arguments: list[str], message: str, exit_code: int) -> None:
@@ -562,7 +562,7 @@ def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hgemm_*"], "3 variants: write"),
+        (["hgemm_*"], "3 kernels: write"),
         (["hgemm_good", "--beta", "1"], "hgemm_good does not add beta"),
         (["hgemm_good", "--alpha", "nan"], "alpha and beta must be finite"),
         (["hgemm_good", "--splits", "2"], "hgemm_good has its own schedule: omit --splits"),
@@ -601,7 +601,7 @@ def test_a_case_without_memory_is_skipped_and_named(driver: FakeDriver, device_f
     assert result.exit_code == 0 and not driver.memory
     assert "  1/1 shape; skipped 256x8x256 alpha=-0.5 loose: cannot allocate" in line and "OUT_OF_MEMORY" in line
     assert summary == (
-        "1 variant passed, 0 failed, 0 skipped; 1 shape passed, 1 skipped for lack of memory: "
+        "1 kernel passed, 0 failed, 0 skipped; 1 shape passed, 1 skipped for lack of memory: "
         "256x8x256 alpha=-0.5 loose of hgemm_good"
     )
     assert ElementTree.parse(report).getroot()[0].get("skipped") == "1"

@@ -53,26 +53,26 @@ _ALIGNS = ("8", "4", "2", "1")
 
 # ==== select ====
 
-_SELECT_HELP = """Print the variant that a library selects for a problem. Exported libraries and `hgemm.open` select the same.
+_SELECT_HELP = """Print the kernel that a library selects for a problem. Exported libraries and `hgemm.open` select the same.
 
 Operands are assumed dense. For example, rows of 4095 elements have an alignment of 1 element. --align overrides this.
 
 Kernels for the GPU's own architecture are preferred, then machine code for an older one, then PTX. Among these, the column
-"rule" shows how the variant was selected:
+"rule" shows how the kernel was selected:
 
 \b
-  measured   the fastest variant that `hgemm tune` measured on this problem
-  near       the smallest estimate of all variants, corrected: `hgemm tune` measured this one on similar problems
-  shipped    the smallest estimate of all variants, if `hgemm tune` did not measure this one on similar problems;
+  measured   the fastest kernel that `hgemm tune` measured on this problem
+  near       the smallest estimate of all kernels, corrected: `hgemm tune` measured this one on similar problems
+  shipped    the smallest estimate of all kernels, if `hgemm tune` did not measure this one on similar problems;
              measurements that ship with hgemm have calibrated the estimate
-  estimated  the same, but the cost model alone estimates the variant
+  estimated  the same, but the cost model alone estimates the kernel
 
 Estimates are clocks of an SM, by the cost model of `hgemm explain --m`.
 
 With --invariant, the bits of a row of D do not depend on m or the batch. All m have one accumulation order, which the line below
 the table names.
 
-With --epilogue, the variants of an expression are candidates. Its matrices are assumed dense. For a gated pair, n counts the
+With --epilogue, the kernels of an expression are candidates. Its matrices are assumed dense. For a gated pair, n counts the
 columns of B.
 
 \b
@@ -98,17 +98,17 @@ Examples:
     "epilogue_text",
     default="",
     metavar="EPILOGUE",
-    help="Select a variant of this epilogue: a formula or FILE.py:FUNCTION, as for `generate`.",
+    help="Select a kernel of this epilogue: a formula or FILE.py:FUNCTION, as for `generate`.",
 )
-@click.option("--pointer-arrays", is_flag=True, help="Select a variant that reads the addresses of a batch on the GPU.")
-@click.option("--beta", is_flag=True, help="Add beta * C. Requires a variant with --beta on.")
+@click.option("--pointer-arrays", is_flag=True, help="Select a kernel that reads the addresses of a batch on the GPU.")
+@click.option("--beta", is_flag=True, help="Add beta * C. Requires a kernel with --beta on.")
 @click.option("--align", type=click.Choice(_ALIGNS), help="Alignment of all operands, in elements. Default: dense.")
 @click.option("--workspace", type=click.IntRange(0), metavar="BYTES", help="Largest workspace. Default: no limit.")
-@click.option("--invariant", is_flag=True, help="Select a variant whose order of k is that of all m and batches.")
+@click.option("--invariant", is_flag=True, help="Select a kernel whose order of k is that of all m and batches.")
 @click.option("--cublas-order", is_flag=True, help="Prefer the order of k of cuBLASLt's unsplit kernels.")
 @click.option("--arch", default="", metavar="ARCH", help="Architecture of the GPU. Default: this machine's GPU.")
 @click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of that GPU. Default: a typical number.")
-@click.option("--all", "show_all", is_flag=True, help="Print every variant that supports the problem, best first.")
+@click.option("--all", "show_all", is_flag=True, help="Print every kernel that supports the problem, best first.")
 @json_option
 def select_command(
     library: Path,
@@ -162,7 +162,7 @@ def _this_machine() -> Target:
 
 # ==== cover ====
 
-_COVER_HELP = """Print the problems that no variant of a library supports on a GPU.
+_COVER_HELP = """Print the problems that no kernel of a library supports on a GPU.
 
 Each row is a hole: a layout, types, an epilogue, alignments, and the unsupported sorts of problems (whole tiles, ragged, one
 row, one column, k of 1, k of 0, a batch). The default request is what the shipped catalog promises: f16 and bf16 (and tf32 if
@@ -170,7 +170,7 @@ the library has it), f32 accumulation, all four layouts, alpha and beta, every a
 
 With --no-fallback, problems that a GPU with wgmma computes on mma.sync are holes, too.
 
---add builds the variants that close the holes. It also builds what these kinds lack for aligned operands: variants for a few
+--add builds the kernels that close the holes. It also builds what these kinds lack for aligned operands: kernels for a few
 rows, and for small, medium and large problems. Exit status 1: holes are left.
 
 \b
@@ -202,7 +202,7 @@ Examples:
 @click.option("--no-beta", is_flag=True, help="Do not require beta * C.")
 @click.option("--no-fallback", is_flag=True, help="Count problems that fall back to mma.sync as holes.")
 @click.option(
-    "--add", is_flag=True, help="Build the variants that close the holes. Creates the library if it is missing."
+    "--add", is_flag=True, help="Build the kernels that close the holes. Creates the library if it is missing."
 )
 @json_option
 @click.pass_context
@@ -259,7 +259,7 @@ def cover_command(
         supported = ", ".join(f"{name}: {counted(count, 'kind')}" for name, count in counts.items())
         click.echo(f"{supported} supported, at alignments {align}, for {', '.join(SORTS)}")
     if found and not add:
-        click.echo("hgemm: to build the variants that close these holes, add --add", err=True)
+        click.echo("hgemm: to build the kernels that close these holes, add --add", err=True)
     ctx.exit(int(bool(found)))
 
 

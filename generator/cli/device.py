@@ -44,11 +44,11 @@ from hgemm.tuning.runner import Supply, TunePlan, tune_library, tune_options
 
 # ==== run ====
 
-_RUN_HELP = """Run a variant on random data, and print its time, rate and largest error.
+_RUN_HELP = """Run a kernel on random data, and print its time, rate and largest error.
 
 SYMBOL is a symbol or its hash, an alias, or a unique prefix. The time is the median of samples from CUDA events. Launches follow
 one another, with operands in cache. All of D is checked against a float64 reference; if D is large, some rows are. The limit is the
-error that the variant's arithmetic allows.
+error that the kernel's arithmetic allows.
 
 \b
 Examples:
@@ -71,7 +71,7 @@ Examples:
     metavar="X",
     default=0.0,
     show_default=True,
-    help="Factor of C. If not 0, requires a variant with --beta on.",
+    help="Factor of C. If not 0, requires a kernel with --beta on.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the operands."
@@ -90,7 +90,7 @@ Examples:
     "--splits",
     type=click.IntRange(1, 64),
     metavar="N",
-    help="CTAs that share the k of a tile. Requires a variant with --schedule launch.",
+    help="CTAs that share the k of a tile. Requires a kernel with --schedule launch.",
 )
 @click.option(
     "--whole-tiles",
@@ -130,10 +130,10 @@ def run_command(
         raise RequestError("alpha and beta must be finite")
     if beta and not kernel.traits.beta:
         raise RequestError(
-            f"{name} does not add beta * C: omit --beta, or run a variant that was generated with --beta on"
+            f"{name} does not add beta * C: omit --beta, or run a kernel that was generated with --beta on"
         )
     if splits and not kernel.traits.decides_splits:
-        raise RequestError(f"{name} has its own schedule: omit --splits, or run a variant with --schedule launch")
+        raise RequestError(f"{name} has its own schedule: omit --splits, or run a kernel with --schedule launch")
     options = LaunchOptions(splits, whole_tiles) if splits else None
     device = open_device()
     from hgemm.verification import run  # NumPy takes 0.1 s, and is useless without a GPU
@@ -177,15 +177,15 @@ def _run_text(answer: dict) -> str:
 
 # ==== verify ====
 
-_VERIFY_HELP = """Check variants on the GPU (--device) or on the CPU (--emulate), or build them again and compare (--rebuild).
+_VERIFY_HELP = """Check kernels on the GPU (--device) or on the CPU (--emulate), or build them again and compare (--rebuild).
 
 --device and --emulate check that results are within the error bound of the arithmetic, that every element of D is written, that
 nothing else is written, and that two runs give the same bits.
 
---emulate translates the variant's PTX to C++, compiles it with this machine's C++ compiler (CXX), and runs every thread of it on
+--emulate translates the kernel's PTX to C++, compiles it with this machine's C++ compiler (CXX), and runs every thread of it on
 the CPU, under adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of
-uninitialized memory, and counts bank conflicts. The proof is stored in the variant's record. A variant that has a proof by this
-version is not run again, unless --force is given. A variant whose source or PTX this version would not write is not run without
+uninitialized memory, and counts bank conflicts. The proof is stored in the kernel's record. A kernel that has a proof by this
+version is not run again, unless --force is given. A kernel whose source or PTX this version would not write is not run without
 --trust.
 
 --device --bits compares results byte for byte with what each kernel's order of accumulation predicts, with the other kernels of
@@ -195,9 +195,9 @@ that order, and with cuBLASLt. It needs a C++ compiler (CXX).
 Otherwise the instruction counts must be the same.
 
 SYMBOLS are symbols, hashes, aliases, prefixes or globs. Without SYMBOLS, the filters select. The default shapes derive from each
-variant's tile: whole, ragged, tiny, batched, and with padded rows. Variants that the GPU cannot run are skipped and listed.
+kernel's tile: whole, ragged, tiny, batched, and with padded rows. Kernels that the GPU cannot run are skipped and listed.
 
-Exit status 1: a variant failed, or none passed.
+Exit status 1: a kernel failed, or none passed.
 
 \b
 Examples:
@@ -217,10 +217,10 @@ Examples:
 @click.option("--rebuild", is_flag=True, help="Build again, and compare source, PTX and cubin.")
 @click.option("--bits", is_flag=True, help="With --device: compare results byte for byte with their prediction.")
 @click.option(
-    "--force", is_flag=True, help="With --emulate: also run variants whose records have a proof by this version."
+    "--force", is_flag=True, help="With --emulate: also run kernels whose records have a proof by this version."
 )
 @click.option(
-    "--trust", is_flag=True, help="Also run variants whose source or PTX this version would not write. Stores no proof."
+    "--trust", is_flag=True, help="Also run kernels whose source or PTX this version would not write. Stores no proof."
 )
 @library_option
 @filter_options
@@ -239,7 +239,7 @@ Examples:
     metavar="N",
     help="Processes. Default: half the cores, at most 8; with --emulate, all cores.",
 )
-@click.option("--timeout", type=click.FloatRange(min=1), metavar="S", help="Time limit for one variant, in seconds.")
+@click.option("--timeout", type=click.FloatRange(min=1), metavar="S", help="Time limit for one kernel, in seconds.")
 @junit_option
 @json_option
 @click.pass_context
@@ -354,17 +354,17 @@ def _emulated(
 
 # ==== bench ====
 
-_BENCH_HELP = """Measure variants beside cuBLASLt, and print rates and paired ratios.
+_BENCH_HELP = """Measure kernels beside cuBLASLt, and print rates and paired ratios.
 
 SYMBOLS are symbols, hashes, aliases, prefixes or globs. Without SYMBOLS, the filters select. Each problem is measured with the
-variants of its layout and types:
+kernels of its layout and types:
 
 \b
-  1. All variants are screened for a few milliseconds each.
+  1. All kernels are screened for a few milliseconds each.
   2. The fastest ones with correct results become finalists. So do the fastest proposals of cuBLASLt, and its first choice.
   3. Finalists run in rounds, forwards and backwards, as graphs of launches. Operands are random and fill the L2 cache 3 times.
 
-A variant that leaves options to the launch runs with its default ones, or with several (--options). cuBLASLt computes the problem's
+A kernel that leaves options to the launch runs with its default ones, or with several (--options). cuBLASLt computes the problem's
 bias and activation in its epilogue. A note says where it has none.
 
 --epilogue measures kernels of an expression, which have no baseline. Their inputs are random, and scalars are 0.5, except alpha and
@@ -422,22 +422,22 @@ def bench_command(
 
 # ==== tune ====
 
-_TUNE_HELP = """Find the fastest variant for each problem by measuring, and record the measurements in the library.
+_TUNE_HELP = """Find the fastest kernel for each problem by measuring, and record the measurements in the library.
 
 From then on, the library and its exports select by these measurements.
 
-Candidates are variants of the library, and specs of search tables that are not built yet: nearly all tiles on sm_90a. `hgemm tune`
+Candidates are kernels of the library, and specs of search tables that are not built yet: nearly all tiles on sm_90a. `hgemm tune`
 ranks them by the cost model, and by the model corrected with measurements of nearby problems. At least half of the candidates are
-variants that the library had before this run, if it has so many. Worker processes build missing variants while the GPU measures.
+kernels that the library had before this run, if it has so many. Worker processes build missing kernels while the GPU measures.
 
-A variant that leaves options to the launch, such as the splits of k, is screened with several (--options). The best ones are
+A kernel that leaves options to the launch, such as the splits of k, is screened with several (--options). The best ones are
 stored with its time, and launches take them.
 
 --epilogue tunes the kernels of an expression. Their inputs are random, and scalars are 0.5, except alpha and beta, which are 1.
 For a gated pair, n counts the columns of B.
 
 Half of the candidates are dropped in each round, and the others get twice as many samples. The last few are checked, and timed in
-paired rounds, forwards and backwards. A variant replaces the current best only if it wins by more than the spread. Nothing is
+paired rounds, forwards and backwards. A kernel replaces the current best only if it wins by more than the spread. Nothing is
 overwritten: a later session supersedes an older one if it re-measured the current best.
 
 Exit status 1: a problem was not tuned.
@@ -456,11 +456,11 @@ Examples:
 @click.option(
     "--arch", default="", metavar="ARCHS", help="Architectures to build and measure. Default: all that run on this GPU."
 )
-@click.option("--kernels", default="", metavar="GLOBS", help="Use only these variants of the library.")
+@click.option("--kernels", default="", metavar="GLOBS", help="Use only these kernels of the library.")
 @click.option(
     "--space", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Table of specs to search, TOML."
 )
-@click.option("--generate/--no-generate", default=True, show_default=True, help="Build missing variants.")
+@click.option("--generate/--no-generate", default=True, show_default=True, help="Build missing kernels.")
 @click.option(
     "-j",
     "--jobs",

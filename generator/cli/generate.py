@@ -78,7 +78,7 @@ def run(options: dict[str, Any]) -> int:
     )
     plans = [plan for plan in available if shard.takes(symbol_of(plan.spec))]
     if shard.count > 1:
-        click.echo(f"generate: shard {shard} has {len(plans)} of {counted(len(available), 'variant')}", err=True)
+        click.echo(f"generate: shard {shard} has {len(plans)} of {counted(len(available), 'kernel')}", err=True)
     if options["dry_run"]:
         return _dry_run(plans, settings, _recipes(options), options["as_json"])
     if not plans:  # an empty shard can be merged too

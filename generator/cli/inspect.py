@@ -54,7 +54,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 # ==== explain ====
 
-_EXPLAIN_HELP = """Explain a request, or a variant of a library. Build nothing.
+_EXPLAIN_HELP = """Explain a request, or a kernel of a library. Build nothing.
 
 The options are those of `generate`, including lists and ranges. Instead of them, give a SYMBOL, as for `hgemm show`.
 
@@ -90,7 +90,7 @@ def _variant(symbol: str, library: Path, options: dict[str, Any]) -> Sweep:
     given = [*texts_of(options), *(["spec"] if options["spec_file"] else [])]
     if given:
         flag = f"--{given[0].replace('_', '-')}"
-        raise RequestError(f"{symbol!a} is a variant with a complete spec: omit {flag}")
+        raise RequestError(f"{symbol!a} is a kernel with a complete spec: omit {flag}")
     opened = Library(library)
     record = opened.load(resolve_one(opened, symbol), verify=False).record
     return sweep_of(Spec.from_dict(record.data["spec"]))
@@ -181,12 +181,12 @@ def _note_skipped(form: FormPlan) -> None:
 
 # ==== draw ====
 
-_DRAW_HELP = """Draw the shared memory and the fragments of a variant, as SVG.
+_DRAW_HELP = """Draw the shared memory and the fragments of a kernel, as SVG.
 
 The picture shows the banks of shared memory that hold each operand, before and after the swizzle. It marks the lanes of one
 ldmatrix, or the matrices that wgmma reads. It also shows which lane holds which elements of the tensor instruction.
 
-SYMBOL is a symbol or its hash, an alias, a unique prefix, or a glob that matches one variant.
+SYMBOL is a symbol or its hash, an alias, a unique prefix, or a glob that matches one kernel.
 
 \b
 Examples:
@@ -218,8 +218,8 @@ def draw_command(symbol: str, library: Path, to: Path | None) -> None:
 
 _REPORT_HELP = """Write a library as one HTML file. The file needs no network.
 
-It contains a table of the variants with filters, rates, ratios to cuBLASLt, rooflines, registers, shared memory, occupancy,
-ladders, and a page for each variant: source, instruction counts, bank pictures, proof and times.
+It contains a table of the kernels with filters, rates, ratios to cuBLASLt, rooflines, registers, shared memory, occupancy,
+ladders, and a page for each kernel: source, instruction counts, bank pictures, proof and times.
 
 Measurements come from the library, where `hgemm bench --record` and `hgemm tune` write them, and from the files of --bench and
 --ladder. The verb needs matplotlib: pip install 'hgemm-generator[plots]'.
@@ -229,7 +229,7 @@ Examples:
   hgemm report --to report.html
   hgemm report --to hopper.html --arch 90,90a --bench measured.json --ladder ladders.json --png pictures
 
-FILE.html#variant=SYMBOL opens the page of a variant. FILE.html#q=128x128&arch=sm_90a opens a filtered table.
+FILE.html#kernel=SYMBOL opens the page of a kernel. FILE.html#q=128x128&arch=sm_90a opens a filtered table.
 """
 
 

@@ -29,9 +29,9 @@ from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 DEFAULT_COLUMNS = "registers smem_bytes ctas_per_sm spilled warp_tile schedule copy occupancy".split()
 """Columns beside those that were filtered or sorted by. The symbol, which comes last, has the other usual fields."""
 
-_LIST_HELP = """List the variants of a library.
+_LIST_HELP = """List the kernels of a library.
 
-The table shows the fields that were filtered or sorted by, then the fields in which the variants differ and other usual ones if
+The table shows the fields that were filtered or sorted by, then the fields in which the kernels differ and other usual ones if
 they fit 100 columns (or the terminal), then the symbol. --columns, --csv and --json are complete.
 
 --where compares fields with numbers and texts by < <= = != >= >, matches texts by like 'a*b', and joins conditions by and, or,
@@ -94,7 +94,7 @@ def list_command(
     elif as_csv:
         click.echo(to_csv(rows, named or ["symbol", *_present(rows)]), nl=False)
     elif not rows:
-        click.echo(f"no variant in {library} matches", err=True)
+        click.echo(f"no kernel in {library} matches", err=True)
     elif named:
         click.echo(to_text(rows, named), nl=False)
     else:
@@ -134,9 +134,9 @@ def _document(lines: Iterable[str]) -> str:
 
 # ==== show ====
 
-_SHOW_HELP = """Show one variant: its spec, resources, machine code, proof and measurements.
+_SHOW_HELP = """Show one kernel: its spec, resources, machine code, proof and measurements.
 
-SYMBOL is a symbol or its hash, an alias, a unique prefix, or a glob such as '*128x128x32*'. The hashes of a variant's files are
+SYMBOL is a symbol or its hash, an alias, a unique prefix, or a glob such as '*128x128x32*'. The hashes of a kernel's files are
 checked first.
 
 \b
@@ -221,10 +221,10 @@ def _paths(variant: Variant) -> str:
 
 # ==== merge ====
 
-_MERGE_HELP = """Add the variants and measurements of several libraries to one library.
+_MERGE_HELP = """Add the kernels and measurements of several libraries to one library.
 
-The target may be new, or one of the sources. A variant that several libraries hold is added once. A copy is preferred if it has a
-proof of its files by this version. Two variants with the same symbol and different content are an error. The error names both, and
+The target may be new, or one of the sources. A kernel that several libraries hold is added once. A copy is preferred if it has a
+proof of its files by this version. Two kernels with the same symbol and different content are an error. The error names both, and
 nothing is written.
 All records and hashes are checked first. To complete an interrupted merge, run the same command again.
 
@@ -259,7 +259,7 @@ def merge_command(libraries: tuple[Path, ...], to: Path, quiet: bool, as_json: b
         click.echo(json.dumps({**asdict(done), "library": str(to)}))
         return
     counts = [
-        f"{counted(done.added, 'variant')} added",
+        f"{counted(done.added, 'kernel')} added",
         f"{done.replaced} replaced by a proved copy" if done.replaced else "",
         f"{done.present} already present",
         f"{counted(done.measurements, 'measurement')} added",
@@ -269,10 +269,10 @@ def merge_command(libraries: tuple[Path, ...], to: Path, quiet: bool, as_json: b
 
 # ==== gc ====
 
-_GC_HELP = """Remove leftovers of killed runs, and variants that fail their checks.
+_GC_HELP = """Remove leftovers of killed runs, and kernels that fail their checks.
 
-gc removes temporary folders of dead processes, sources and logs of failed compilations, the files of variants whose record
-or hashes are wrong, and index rows of missing variants. It keeps sources without a record, and files that the generator
+gc removes temporary folders of dead processes, sources and logs of failed compilations, the files of kernels whose record
+or hashes are wrong, and index rows of missing kernels. It keeps sources without a record, and files that the generator
 did not write.
 
 \b
@@ -321,4 +321,4 @@ def reindex_command(library: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"library": str(library), "variants": count}))
     else:
-        click.echo(f"{counted(count, 'variant')} indexed in {library}")
+        click.echo(f"{counted(count, 'kernel')} indexed in {library}")

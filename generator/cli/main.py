@@ -29,27 +29,27 @@ from hgemm.errors import DeprecatedWord, escaped_output, printable, shortened, u
 from hgemm.junit import junit_option
 
 VERBS = {
-    "bench": ("device", "Measure variants beside cuBLASLt."),
+    "bench": ("device", "Measure kernels beside cuBLASLt."),
     "compare": ("inspect", "Build one spec in every form, and compare the results."),
     "completion": ("setup", "Print the completion script for a shell."),
-    "cover": ("deploy", "Print the problems that no variant supports, and build variants for them."),
+    "cover": ("deploy", "Print the problems that no kernel supports, and build kernels for them."),
     "doctor": ("setup", "Check the installation, and say how to repair it."),
-    "draw": ("inspect", "Draw the shared memory and the fragments of a variant as SVG."),
-    "explain": ("inspect", "Print the plan of a request or a variant, its limits, and every broken rule."),
+    "draw": ("inspect", "Draw the shared memory and the fragments of a kernel as SVG."),
+    "explain": ("inspect", "Print the plan of a request or a kernel, its limits, and every broken rule."),
     "export": ("deploy", "Write a C library that embeds the kernels, for CMake and pkg-config."),
-    "gc": ("library", "Remove leftovers, and variants that fail their checks."),
+    "gc": ("library", "Remove leftovers, and kernels that fail their checks."),
     "ladder": ("ladder", "Reproduce a published ladder of kernels, step by step."),
-    "list": ("library", "List the variants of a library as a table, CSV or JSON."),
+    "list": ("library", "List the kernels of a library as a table, CSV or JSON."),
     "merge": ("library", "Merge libraries, for example the shards of a sweep."),
     "pack": ("pack", "Build the kernels of a model's linear layers."),
     "reindex": ("library", "Rebuild the index of a library from its folders."),
     "report": ("inspect", "Write a library as one HTML file with tables and charts."),
-    "run": ("device", "Run a variant on one problem, time it and check it."),
+    "run": ("device", "Run a kernel on one problem, time it and check it."),
     "sanitize": ("sanitize", "Check any kernel's PTX on the CPU: races, bounds, barriers, results."),
-    "select": ("deploy", "Print the variant that a library selects for a problem, and why."),
-    "show": ("library", "Show one variant in full."),
-    "tune": ("device", "Find the best variant for each problem by measuring, and record the result."),
-    "verify": ("device", "Check variants against a reference, on the GPU or on the CPU."),
+    "select": ("deploy", "Print the kernel that a library selects for a problem, and why."),
+    "show": ("library", "Show one kernel in full."),
+    "tune": ("device", "Find the best kernel for each problem by measuring, and record the result."),
+    "verify": ("device", "Check kernels against a reference, on the GPU or on the CPU."),
 }
 """The verbs of `hgemm`: the module of this package that defines `VERB_command`, and the line of `hgemm --help`."""
 

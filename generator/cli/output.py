@@ -68,7 +68,7 @@ class _Pace:
         self._build_s += outcome.seconds
         passed = self._build_s / self._workers if self._workers else time.perf_counter() - self._start
         seconds_each = passed / self._built
-        return f"{1 / max(seconds_each, 1e-9):.3g} variants/s, {_duration(seconds_each * self._left)} left"
+        return f"{1 / max(seconds_each, 1e-9):.3g} kernels/s, {_duration(seconds_each * self._left)} left"
 
 
 def _duration(seconds: float) -> str:
@@ -103,10 +103,10 @@ def progress(total: int, quiet: bool, workers: int = 0) -> Iterator[OnOutcome]:
         with _live(console, total, pace) if console else _plain(total, pace) as show:
             yield on_outcome
     except KeyboardInterrupt:
-        summarize(f"{sum(counts.values())} of {total} variants")
+        summarize(f"{sum(counts.values())} of {total} kernels")
         raise
     if total > 1:
-        summarize(f"{total} variants")
+        summarize(f"{total} kernels")
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def note_left_out(library: Library, selection: Selection, names: Collection[str]
     """Note on stderr the variants that --arch leaves out although they run on its GPUs: those of sm_90a, for sm_90."""
     for arch, count in left_out(library, names, selection).items():
         both = f"{selection.arch},{arch.removeprefix('sm_')}"
-        click.echo(f"hgemm: {counted(count, 'variant')} for {arch} left out: use --arch {both}", err=True)
+        click.echo(f"hgemm: {counted(count, 'kernel')} for {arch} left out: use --arch {both}", err=True)
 
 
 # ==== The card of a variant ====

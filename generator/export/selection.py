@@ -98,7 +98,7 @@ def _reason(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
     if choice.rule == SHIPPED:
         found = calibration()
         return (
-            "smallest estimate of the variants that support the problem; estimates are calibrated by measurements that ship with "
+            "smallest estimate of the kernels that support the problem; estimates are calibrated by measurements that ship with "
             f"hgemm ({counted(found.problems, 'problem')} on {' and '.join(found.devices)}), not by this library's own"
         )
     if choice.nearest is None:
@@ -108,15 +108,15 @@ def _reason(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
             if has_survey
             else "the selected one was not measured"
         )
-        return f"smallest estimate of the variants that support the problem; {unmeasured} on {selector.target.name}"
+        return f"smallest estimate of the kernels that support the problem; {unmeasured} on {selector.target.name}"
     survey = selector.surveys[query.kind.code]
     devices, near = " and ".join(survey.devices), choice.nearest
     if choice.rule == MEASURED:
-        return f"fastest of {counted(len(near.order), 'variant')} measured on this problem on {devices}"
+        return f"fastest of {counted(len(near.order), 'kernel')} measured on this problem on {devices}"
     octaves = distance(near.point, query.point) / (1 << STEP_BITS)
     name = f"{near.m}x{near.n}x{near.k}" + (f"@{near.batch}" if near.batch > 1 else "")
     return (
-        "smallest estimate of the variants that support the problem, corrected by measurements; "
+        "smallest estimate of the kernels that support the problem, corrected by measurements; "
         f"the nearest of {counted(len(survey.problems), 'measured problem')} on {devices} is {name}, {octaves:.1f} octaves away; "
         f"correction {choice.factor / FACTOR_ONE:.2f}"
     )
@@ -133,7 +133,7 @@ def _options_reason(choice: Choice) -> str:
 def _order_reason(choice: Choice, query: SelectionQuery) -> str:
     """Return the accumulation order of the choice, if the query asked for one."""
     if not choice.order:
-        return "; no variant has the order of cuBLASLt" if query.cublas_order and query.k else ""
+        return "; no kernel has the order of cuBLASLt" if query.cublas_order and query.k else ""
     which = f"all m with n {query.n} and k {query.k}" if query.batch_invariant else "cuBLASLt's unsplit kernels"
     return f"; the accumulation order of {which}: {choice.order}"
 

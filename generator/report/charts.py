@@ -51,7 +51,7 @@ _STYLE = {
     "legend.fontsize": 8,
 }
 _FONT = re.compile(r"'DejaVu Sans'(, sans-serif)?")
-_ID = re.compile(r'(\bid="|\bxlink:href="#(?!variant=)|url\(#)')
+_ID = re.compile(r'(\bid="|\bxlink:href="#(?!kernel=)|url\(#)')
 _REM_PER_INCH, _MIN_REM_PER_INCH, _MIN_REM = 6.4, 4.4, 28
 """A chart shrinks with the window down to the minimum width, and scrolls below it."""
 _SIZE = re.compile(r'\s(?:width|height)="[^"]*"')
@@ -145,7 +145,7 @@ def _draw_rates(points: Sequence[Point], canvas: Any) -> None:
         ]
         _series(axes, known, colour, marker, label)
     ours = [(side_of(point), point.tflops(point.times_us[point.ours]), point) for point in points]
-    _series(axes, ours, OURS, "o", "ours, the fastest variant")
+    _series(axes, ours, OURS, "o", "ours, the fastest kernel")
     _sizes(axes, [side for side, _, _ in ours])
     axes.set_ylim(0, _HEADROOM * axes.dataLim.y1)
     axes.set_ylabel("TFLOP/s")
@@ -256,7 +256,7 @@ def _draw_ratios(
 
 _MARKS = ((1, 4, 4.0), (4, 16, 6.5), (16, math.inf, 10.0))
 """For a number of variants at one place, from the first to below the second: the width of the mark in points."""
-_MARKS_LEGEND = "larger: 4 or more, 16 or more variants"
+_MARKS_LEGEND = "larger: 4 or more, 16 or more kernels"
 
 
 def resources(records: Sequence[Record]) -> list[Figure]:
@@ -269,11 +269,11 @@ def resources(records: Sequence[Record]) -> list[Figure]:
         f"{min(one[name] for one in traits):,} to {max(one[name] for one in traits):,} {unit}"
         for name, unit in (("registers", "registers per thread"), ("smem_bytes", "bytes of shared memory per CTA"))
     )
-    words = f"{counted(len(records), 'variant')} with {ranges}."
+    words = f"{counted(len(records), 'kernel')} with {ranges}."
     fullest = max(one["occupancy"] for one in traits)
-    filled = f"Variants by occupancy, the fraction of an SM's warps that they use; maximum {100 * fullest:.1f} %."
+    filled = f"Kernels by occupancy, the fraction of an SM's warps that they use; maximum {100 * fullest:.1f} %."
     seconds = [record.data["seconds"]["compile"] for record in records]
-    took = f"Variants by compile time in seconds: {sum(seconds):.0f} in total, maximum {max(seconds):.2f}."
+    took = f"Kernels by compile time in seconds: {sum(seconds):.0f} in total, maximum {max(seconds):.2f}."
     return [
         Figure("resources", "Registers and shared memory", words, (4.6, 3.5), partial(_draw_resources, records, archs)),
         Figure("occupancy", "Occupancy", filled, (4.6, 3.1), partial(_draw_occupancy, records, archs)),
@@ -321,7 +321,7 @@ def _draw_occupancy(records: Sequence[Record], archs: Sequence[str], canvas: Any
         below = [low + height for low, height in zip(below, heights)]
     axes.set_xticks(range(len(levels)), [f"{100 * level:.3g} %" for level in levels])
     axes.set_xlabel("occupancy: used warps of an SM")
-    axes.set_ylabel("variants")
+    axes.set_ylabel("kernels")
     axes.grid(axis="y")
     axes.tick_params(axis="x", rotation=45 if len(levels) > 6 else 0)
     canvas.legend(loc="outside lower center", ncols=4)
@@ -331,7 +331,7 @@ def _draw_seconds(seconds: Sequence[float], canvas: Any) -> None:
     axes = canvas.add_subplot()
     axes.hist(seconds, bins=min(30, max(5, len(seconds) // 4)), color=SERIES[0])
     axes.set_xlabel("seconds")
-    axes.set_ylabel("variants")
+    axes.set_ylabel("kernels")
     axes.set_xlim(left=0)
     axes.grid(axis="y")
 
@@ -408,7 +408,7 @@ def _figure(card: Card, records: Sequence[Record], points: Sequence[Point]) -> F
             best[symbol] = max(best.get(symbol, 0.0), point.tflops(time_us))
     spots = _together(spot for record in records if (spot := _spot(record, card, best.get(record.symbol))))
     panels = bool(spots) + bool(points)
-    contents = [f"{counted(len(records), 'variant')} by the bytes that their tiles read from L2"] * bool(records)
+    contents = [f"{counted(len(records), 'kernel')} by the bytes that their tiles read from L2"] * bool(records)
     contents += [f"{counted(len(points), 'measured problem')} by their bytes in DRAM"] * bool(points)
     sources = card.describe_sources(["sm_mhz", "dram_gbytes_per_s"])
     words = f"Rooflines of {card.name}: {'; '.join(contents)}. The roofs are {sources}."
@@ -442,10 +442,10 @@ def _draw(card: Card, spots: Sequence[Spot], points: Sequence[Point], canvas: An
 
 
 def _tiles(card: Card, spots: Sequence[Spot], axes: Any) -> None:
-    _marks(axes, [(spot.x, spot.limit, spot) for spot in spots], "variant, limit by the model", QUIET, filled=False)
+    _marks(axes, [(spot.x, spot.limit, spot) for spot in spots], "kernel, limit by the model", QUIET, filled=False)
     known = [(spot.x, spot.measured, spot) for spot in spots if spot.measured is not None]
     if known:
-        _marks(axes, known, "variant, fastest measurement", OURS, filled=True)
+        _marks(axes, known, "kernel, fastest measurement", OURS, filled=True)
     bytes_per_clock = card.get("l2_bytes_per_clock_per_sm")
     slopes = {"L2": bytes_per_clock * _clock(card) * 1e-12} if bytes_per_clock else {}
     _roofs(axes, [spot.x for spot in spots], slopes, max(spot.tensor for spot in spots))
@@ -457,7 +457,7 @@ def _marks(axes: Any, known: Sequence[tuple[float, float, Spot]], label: str, co
     faces = {"facecolors": colour, "edgecolors": "none"} if filled else {"facecolors": "none", "edgecolors": colour}
     sizes = [20 * (1 + math.log2(len(spot.symbols))) for _, _, spot in known]
     marks = axes.scatter(*zip(*[(x, y) for x, y, _ in known]), s=sizes, label=label, linewidths=1, zorder=3, **faces)
-    marks.set_urls([f"#variant={spot.symbols[0]}" for _, _, spot in known])
+    marks.set_urls([f"#kernel={spot.symbols[0]}" for _, _, spot in known])
 
 
 def _problems(card: Card, spots: Sequence[Spot], points: Sequence[Point], axes: Any) -> None:
@@ -465,7 +465,7 @@ def _problems(card: Card, spots: Sequence[Spot], points: Sequence[Point], axes: 
     cublaslt = [
         (_intensity(point), point.tflops(min(point.baseline_us.values()))) for point in points if point.baseline_us
     ]
-    axes.plot(*zip(*ours), "o", color=OURS, markersize=3.5, markeredgewidth=0, alpha=0.6, label="variant on a problem")
+    axes.plot(*zip(*ours), "o", color=OURS, markersize=3.5, markeredgewidth=0, alpha=0.6, label="kernel on a problem")
     if cublaslt:
         axes.plot(
             *zip(*cublaslt), "_", color=CUBLASLT, markersize=7, markeredgewidth=1.4, label="cuBLASLt, its fastest"

@@ -314,11 +314,11 @@ def _reject_what_is_not_drawn(plan: Plan) -> None:
     spec = plan.spec
     if isinstance(plan, DirectPlan):
         raise RequestError(
-            f"cannot draw copy {spec.copy}: it places no operands in shared memory. Try a variant of copy cp_async"
+            f"cannot draw copy {spec.copy}: it places no operands in shared memory. Try a kernel of copy cp_async"
         )
     if not isinstance(plan, WgmmaPlan) and not (plan.a.by_ldmatrix and plan.b.by_ldmatrix):
         raise RequestError(
-            f"cannot draw {spec.dtype_a} with layout {spec.layout}: lanes read it without ldmatrix. Try a variant of layout tn"
+            f"cannot draw {spec.dtype_a} with layout {spec.layout}: lanes read it without ldmatrix. Try a kernel of layout tn"
         )
 
 

@@ -54,7 +54,7 @@ from hgemm.model.predict import report
 from hgemm.record import Record
 
 COLUMNS = (
-    ("symbol", "variant", "symbol"),
+    ("symbol", "kernel", "symbol"),
     ("arch", "arch", "architecture"),
     ("layout", "layout", "layouts of A and B, BLAS letters"),
     ("dtype_a", "in", "type of A and B"),
@@ -74,7 +74,7 @@ COLUMNS = (
     ("bound", "bound", "what limits a k-tile on the usual card of the architecture, by the cost model"),
     ("predicted", "predicted", f"TFLOP/s at m = n = k = {USUAL_SIDE} on this card, by the cost model"),
     ("tflops", "TFLOP/s", "highest measured rate"),
-    ("wins", "wins", "measured problems on which this variant was our fastest"),
+    ("wins", "wins", "measured problems on which this kernel was our fastest"),
 )
 """For each column: the field, the heading, and the tooltip."""
 CHOSEN = ("arch", "layout", "dtype_a", "acc", "dtype_d", "cta_tile", "schedule")
@@ -310,7 +310,7 @@ class Report:
         archs = in_order({entry.record.arch for entry in self.entries})
         devices = sorted({point.device for point in self.points})
         dates = sorted(point.date for point in self.points)
-        parts = [counted(len(self.entries), "variant") + (f" for {', '.join(archs)}" if archs else "")]
+        parts = [counted(len(self.entries), "kernel") + (f" for {', '.join(archs)}" if archs else "")]
         if devices:
             parts.append(
                 f"{counted(len(self.points), 'measured problem')} on {', '.join(devices)}, the last {dates[-1][:10]}"
@@ -345,18 +345,18 @@ class Report:
 
     def _proofs(self) -> Section:
         records = [entry.record for entry in self.entries]
-        notes = ["A proof runs the PTX of a variant on the CPU: `hgemm verify --emulate`. Its page lists the shapes."]
+        notes = ["A proof runs the PTX of a kernel on the CPU: `hgemm verify --emulate`. Its page lists the shapes."]
         return Section("proofs", "Proofs", notes, tables=[proof_table(records)] if records else [])
 
     def _roofline(self) -> Section:
         figures, left_out, flat = rooflines([entry.record for entry in self.entries], self.points)
         notes = [
-            "Each mark is one or more variants, and links to the page of the first. Hollow marks are limits by the cost model of "
+            "Each mark is one or more kernels, and links to the page of the first. Hollow marks are limits by the cost model of "
             "`hgemm explain`, on the usual card of the architecture. Full marks are measurements. Roofs assume the card's boost "
             "clock; the power limit may lower it."
         ]
         if left_out:
-            notes.append(f"Not drawn: {counted(left_out, 'variant')}. No card's table has their instructions.")
+            notes.append(f"Not drawn: {counted(left_out, 'kernel')}. No card's table has their instructions.")
         if flat:
             notes.append(f"Not drawn: {', '.join(flat)}. The tables of these cards have no rate of L2.")
         return Section("roofline", "Roofline", notes, figures, side=True)
@@ -445,7 +445,7 @@ def write_report(
             warn(f"hgemm: {entry}")
         else:
             entries.append(entry)
-    skipped = f"Skipped {counted(len(rejected), 'variant')}, because the files fail the checks. The first: "
+    skipped = f"Skipped {counted(len(rejected), 'kernel')}, because the files fail the checks. The first: "
     report = Report(
         title=f"HGEMM library {library.folder.name}",
         entries=entries,

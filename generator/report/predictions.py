@@ -81,7 +81,7 @@ def prediction_figures(found: Sequence[Predicted]) -> list[Figure]:
     for card, of_card in _by_card(found).items():
         best = max(of_card, key=lambda one: (max(one.rates), one.record.symbol))
         words = (
-            f"Predicted TFLOP/s of {counted(len(of_card), 'variant')} on square problems; "
+            f"Predicted TFLOP/s of {counted(len(of_card), 'kernel')} on square problems; "
             f"maximum {max(best.rates):.0f} by {short_name(best.record.symbol)}."
         )
         draw = partial(_draw_rates, of_card)
@@ -106,9 +106,9 @@ def _draw_rates(found: Sequence[Predicted], canvas: Any) -> None:
     lines = {tuple(round(rate, 1) for rate in one.rates) for one in found}
     for rates in sorted(lines):
         axes.plot(SIDES, rates, color=FAINT, linewidth=1)
-    axes.plot([], [], color=FAINT, linewidth=1, label="a variant")
+    axes.plot([], [], color=FAINT, linewidth=1, label="a kernel")
     best = [max(one.rates[at] for one in found) for at in range(len(SIDES))]
-    axes.plot(SIDES, best, color=OURS, marker="o", markersize=4.5, linewidth=1.6, label="the fastest variant")
+    axes.plot(SIDES, best, color=OURS, marker="o", markersize=4.5, linewidth=1.6, label="the fastest kernel")
     for side, rate in zip(SIDES, best):
         axes.annotate(
             f"{rate:.0f}", (side, rate), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8, color=INK
@@ -133,7 +133,7 @@ def _draw_bounds(counts: Mapping[tuple[str, str], int], canvas: Any) -> None:
         left = [low + width for low, width in zip(left, widths)]
     axes.set_yticks(range(len(archs)), archs)
     axes.set_ylim(len(archs) - 0.4, -0.6)
-    axes.set_xlabel("variants")
+    axes.set_xlabel("kernels")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="x")
     canvas.legend(loc="outside lower center", ncols=3)
@@ -156,7 +156,7 @@ def fastest_table(found: Sequence[Predicted]) -> dict[str, Any]:
     heads = [
         "card",
         "m = n = k",
-        "variant",
+        "kernel",
         "in",
         "acc",
         "CTA tile",
@@ -187,5 +187,5 @@ def proof_table(records: Sequence[Record]) -> dict[str, Any]:
                 sum(not count for count in conflicts if count is not None),
             ]
         )
-    heads = ["architecture", "variants", "proved", "shapes run", "races", "largest error, of its bound"]
-    return {"title": "", "heads": [*heads, "variants without bank conflicts"], "rows": rows, "short": True}
+    heads = ["architecture", "kernels", "proved", "shapes run", "races", "largest error, of its bound"]
+    return {"title": "", "heads": [*heads, "kernels without bank conflicts"], "rows": rows, "short": True}

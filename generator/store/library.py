@@ -155,7 +155,7 @@ class Library:
 
         Raises: LibraryError if the disk fails.
         """
-        with disk_errors("delete variants", self.folder):
+        with disk_errors("delete kernels", self.folder):
             for symbol in symbols:
                 place, aside = self.folder / symbol, self.folder / temporary_name(symbol)
                 try:
@@ -170,7 +170,7 @@ class Library:
         try:
             self._with_index(lambda index: index.upsert(rows))
         except (sqlite3.Error, OSError) as error:
-            _LOG.info("variants are written; the index of %s will be updated later (%s)", self.folder, error)
+            _LOG.info("kernels are written; the index of %s will be updated later (%s)", self.folder, error)
 
     def load(self, symbol: str, verify: bool = True) -> Variant:
         """Read a variant. With `verify`, read its files too and check their hashes.

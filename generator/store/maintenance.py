@@ -150,7 +150,7 @@ def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
                 f"  {symbol}: one key, other files in {', '.join(places)}; `hgemm verify --rebuild` finds the sound ones"
             )
     if lines:
-        count = counted(len(lines), "variant")
+        count = counted(len(lines), "kernel")
         more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
         raise LibraryError(
             "\n".join(
@@ -197,7 +197,7 @@ def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
     Raises: LibraryError if the folder cannot be read or written.
     """
     symbols = scan(library.folder)
-    orphans = [Removal(symbol, "row of a deleted variant", 0) for symbol in library.orphan_rows()]
+    orphans = [Removal(symbol, "row of a deleted kernel", 0) for symbol in library.orphan_rows()]
     with disk_errors("clean up", library.folder):
         sessions = library.folder / FOLDER
         inner = [] if sessions.is_symlink() else sessions.glob(".tmp-*")  # behind a link, files belong to others

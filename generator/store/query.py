@@ -322,9 +322,9 @@ def nothing_matches(library: Library) -> LibraryError:
     """Return the error for a selection that matches nothing, or for an empty library."""
     made = f"`generate --catalog{library_suffix(library.folder)}` builds the catalog"
     if library.rows():
-        shown = f"`hgemm list{library_suffix(library.folder)}` lists its variants"
-        return LibraryError(f"no variant in {library.folder} matches the filters: {shown}, {made}")
-    return LibraryError(f"{library.folder} has no variants: {made}")
+        shown = f"`hgemm list{library_suffix(library.folder)}` lists its kernels"
+        return LibraryError(f"no kernel in {library.folder} matches the filters: {shown}, {made}")
+    return LibraryError(f"{library.folder} has no kernels: {made}")
 
 
 def left_out(library: Library, names: Collection[str], selection: Selection) -> dict[str, int]:
@@ -393,7 +393,7 @@ def _hash_glob(name: str) -> str:
 def _ambiguous(name: str, symbols: list[str], other: str = "") -> RequestError:
     shown = "".join(f"\n  {symbol}" for symbol in symbols[:MAX_CANDIDATES])
     more = f"\n  and {len(symbols) - MAX_CANDIDATES} more" if len(symbols) > MAX_CANDIDATES else ""
-    return RequestError(f"{name!a} matches {len(symbols)} variants: write a longer prefix{other}{shown}{more}")
+    return RequestError(f"{name!a} matches {len(symbols)} kernels: write a longer prefix{other}{shown}{more}")
 
 
 def _symbols(library: Library, pattern: str) -> list[str]:
@@ -403,7 +403,7 @@ def _symbols(library: Library, pattern: str) -> list[str]:
 def _none(library: Library, name: str) -> list[str]:
     inside = f"*{name.strip('*')}*"
     if _symbols(library, inside):
-        raise RequestError(f"no variant in {library.folder} begins with {name!a}: did you mean '{inside}'?")
+        raise RequestError(f"no kernel in {library.folder} begins with {name!a}: did you mean '{inside}'?")
     symbols = [str(row["symbol"]) for row in library.rows()]
     near = closest_words(name, symbols, cutoff=0.3)
     named = [path.parent for path in library.folder.glob(f"*/{SOURCE_NAME}") if path.parent.name.startswith(name)]
@@ -412,9 +412,9 @@ def _none(library: Library, name: str) -> list[str]:
         message = (
             f"{texts[0]} has a source but is not compiled: run `generate --catalog{library_suffix(library.folder)}`"
         )
-        raise RequestError(f"no variant in {library.folder} is named {name!a}: {message}")
-    hint = f"did you mean {near[0]}?" if near else f"`hgemm list{library_suffix(library.folder)}` lists its variants"
-    raise RequestError(f"no variant in {library.folder} is named {name!a}: {hint}")
+        raise RequestError(f"no kernel in {library.folder} is named {name!a}: {message}")
+    hint = f"did you mean {near[0]}?" if near else f"`hgemm list{library_suffix(library.folder)}` lists its kernels"
+    raise RequestError(f"no kernel in {library.folder} is named {name!a}: {hint}")
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from hgemm.locations import existing_library
 @click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
 @bench_options
 def command(library: Path, kernels: str, **options: Any) -> int:
-    """Time the variants of a library next to cuBLASLt. `hgemm bench --help` explains how."""
+    """Time the kernels of a library next to cuBLASLt. `hgemm bench --help` explains how."""
     return bench(read_kernels(library, kernels), options, library)
 
 

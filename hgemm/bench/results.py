@@ -56,7 +56,7 @@ def line(result: Result) -> str:
     work, it = Work(**result["work"]), row(result)
     name = f"{work.shape} {work.layout}{work.epilogue}"
     if not it["ours"]:
-        why = next(iter(result["refused"].values()), "no variant of this layout, these types and this epilogue")
+        why = next(iter(result["refused"].values()), "no kernel of this layout, these types and this epilogue")
         return f"{name:26} {'-':>8}  not measured: {why}"
     spread = it["spread_best"] if it["spread_best"] is not None else 0.0
     parts = [
@@ -71,7 +71,7 @@ def line(result: Result) -> str:
 
 HEADER = "  ".join(
     [f"{'problem':26} {'TFLOP/s':>8} {'us':>10}", f"{'first':>7} {'best':>7}", f"{'/first':>6} {'/best':>6} {'+-%':>5}"]
-    + [f"{'MHz':>5} {'W':>5}", "variant"]
+    + [f"{'MHz':>5} {'W':>5}", "kernel"]
 )
 
 

@@ -427,7 +427,7 @@ def options_option(default: int) -> Callable[[Function], Function]:
         "--options",
         click.IntRange(1),
         default,
-        "Launch options to measure of each variant that leaves some open, such as its splits: those with the lowest estimates.",
+        "Launch options to measure of each kernel that leaves some open, such as its splits: those with the lowest estimates.",
     )
 
 
@@ -437,7 +437,7 @@ def protocol_options(protocol: Protocol) -> tuple[Callable[[Function], Function]
         number_option("--seconds", _NUMBER, protocol.seconds, "Time of the paired rounds of each problem."),
         number_option("--rounds", click.IntRange(3), protocol.rounds, "Minimum number of rounds."),
         number_option(
-            "--finalists", click.IntRange(1, 16), protocol.finalists, "Number of variants that are timed in rounds."
+            "--finalists", click.IntRange(1, 16), protocol.finalists, "Number of kernels that are timed in rounds."
         ),
         number_option("--screen-ms", _NUMBER, protocol.screen_ms, "Milliseconds of a screening sample."),
         number_option("--warm-up", _NUMBER, protocol.warm_up_s, "Seconds of load before the first problem."),
@@ -454,7 +454,7 @@ _OPTIONS = (
     click.option(
         "--dispatched",
         is_flag=True,
-        help="For each problem, measure only the variant that the library selects on this device.",
+        help="For each problem, measure only the kernel that the library selects on this device.",
     ),
     click.option(
         "--baseline",

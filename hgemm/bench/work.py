@@ -317,5 +317,5 @@ def read_kernels(folder: Path, names: str = "") -> list[Kernel]:
             files = read_variant(folder, symbol).artefacts
             found.append(Kernel(record.data, files[CUBIN_NAME], files[PTX_NAME]))
     if not found:
-        raise LibraryError(f"no variant in {folder} matches {', '.join(patterns)}: create variants with `generate`")
+        raise LibraryError(f"no kernel in {folder} matches {', '.join(patterns)}: create kernels with `generate`")
     return found

@@ -22,9 +22,9 @@ function words(value) {
 
 const breakable = (symbol) => symbol.split(/(?<=_)/).flatMap((part) => [part, make("wbr")]);
 const short = (symbol) => /_([0-9a-f]{8})$/.exec(symbol)?.[1] || symbol;
-const link = (symbol) => make("a", { href: "#variant=" + symbol, title: symbol }, short(symbol));
+const link = (symbol) => make("a", { href: "#kernel=" + symbol, title: symbol }, short(symbol));
 
-// ---- The address: #variant=SYMBOL, or the filters as #q=...&arch=... ----
+// ---- The address: #kernel=SYMBOL, or the filters as #q=...&arch=... ----
 
 const address = () => new URLSearchParams(location.hash.slice(1));
 const controls = () => [byId("q"), ...document.querySelectorAll("#filters select")];
@@ -63,13 +63,13 @@ function chosen() {
   return rows.sort((a, b) => (a[at] === null) - (b[at] === null) || sign * order(a[at], b[at]) || order(a[0], b[0]));
 }
 
-// Columns without values, and those with one value for all variants, are not shown. A line names the latter.
+// Columns without values, and those with one value for all kernels, are not shown. A line names the latter.
 const isSame = (at) => at > 0 && data.rows.length > 1 && data.rows.every((row) => row[at] === data.rows[0][at]);
 const visible = data.columns.map((_, at) => at).filter((at) => at === 0 || !(isSame(at) || data.rows.every((row) => row[at] === null)));
 
 function same() {
   const told = data.columns.filter((_, at) => isSame(at) && data.rows[0][at] !== null).map((one) => `${one.head} ${words(data.rows[0][column.get(one.name)])}`);
-  byId("same").textContent = "The same for all variants: " + told.join(", ");
+  byId("same").textContent = "The same for all kernels: " + told.join(", ");
   byId("same").hidden = !told.length;
 }
 
@@ -78,7 +78,7 @@ function fill() {
   body.replaceChildren(...rows.slice(0, shown).map((row) => make("tr", {}, ...visible.map((at) => [row[at], at]).map(([value, at]) =>
     at === 0 ? make("th", { scope: "row" }, link(value))
       : make("td", typeof value === "number" ? { class: "number" } : {}, words(value))))));
-  byId("count").textContent = `${rows.length.toLocaleString("en")} of ${data.rows.length.toLocaleString("en")} variants` +
+  byId("count").textContent = `${rows.length.toLocaleString("en")} of ${data.rows.length.toLocaleString("en")} kernels` +
     (rows.length > shown ? `, showing the first ${shown}` : "");
   byId("more").hidden = rows.length <= shown;
   for (const head of document.querySelectorAll("#heads th")) {
@@ -117,7 +117,7 @@ function build() {
   byId("more").addEventListener("click", () => { shown += 5 * STEP; fill(); });
 }
 
-// ---- A variant's page ----
+// ---- A kernel's page ----
 
 async function unpacked(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -144,7 +144,7 @@ function histogram(counts) {
 
 function times(measured) {
   const section = make("section", { class: "times" }, make("h3", {}, "Measured"));
-  if (!measured.length) return section.append(make("p", {}, "This variant has no measurements.")), section;
+  if (!measured.length) return section.append(make("p", {}, "This kernel has no measurements.")), section;
   const names = Object.keys(measured[0]);
   const order = ["problem", "us", "tflops", "of_cublaslt", "fastest", "types", "state", "device", "date"].filter((name) => names.includes(name));
   const rows = measured.map((one) => make("tr", {}, ...order.map((name) =>
@@ -178,10 +178,10 @@ async function pictures(list) {
   return section;
 }
 
-async function variant(symbol) {
-  const page = byId("variant"), at = places.get(symbol);
+async function kernel(symbol) {
+  const page = byId("kernel"), at = places.get(symbol);
   page.replaceChildren(make("p", {}, make("a", { href: "#" }, "back to the library")), make("h2", {}, ...breakable(symbol)));
-  if (at === undefined) return page.append(make("p", {}, "This variant is not in the report."));
+  if (at === undefined) return page.append(make("p", {}, "This kernel is not in the report."));
   const found = (await unpacked(data.packs[Math.floor(at / data.pack)]))[at % data.pack], record = found.record;
   const { launch, ...rest } = record;
   const tables = make("div", { class: "columns" },
@@ -194,7 +194,7 @@ async function variant(symbol) {
   const source = make("section", {}, make("h3", {}, "Source"),
     make("pre", { class: "scroll", tabindex: 0 }, make("code", {}, found.source)));
   const drawn = await pictures(found.pictures);
-  if (address().get("variant") !== symbol) return;  // the reader has opened another variant
+  if (address().get("kernel") !== symbol) return;  // the reader has opened another kernel
   page.append(tables, times(found.measured), histogram(record.sass), drawn, source);
   page.dataset.ready = symbol;
 }
@@ -202,13 +202,13 @@ async function variant(symbol) {
 // ---- Navigation ----
 
 function go() {
-  const asked = address(), symbol = asked.get("variant");
-  byId("variant").hidden = symbol === null;
+  const asked = address(), symbol = asked.get("kernel");
+  byId("kernel").hidden = symbol === null;
   byId("overview").hidden = symbol !== null;
-  delete byId("variant").dataset.ready;
+  delete byId("kernel").dataset.ready;
   if (symbol !== null) {
     document.title = symbol;
-    variant(symbol).then(() => scrollTo(0, 0));
+    kernel(symbol).then(() => scrollTo(0, 0));
   } else {
     document.title = byId("title").textContent;
     if (location.hash.includes("=")) for (const control of controls()) control.value = asked.get(control.name) || "";
