@@ -119,7 +119,7 @@ def build(
 
 
 def run_on_device(built: BuiltForm, settings: Settings, shape: tuple[int, int, int], samples: int) -> BuiltForm:
-    """Run and time a variant on the GPU. Raises: DeviceError if there is no GPU, or a launch fails."""
+    """Run and time a kernel on the GPU. Raises: DeviceError if there is no GPU, or a launch fails."""
     from generator.device_check import open_kernel  # slow to load, and needed only for a run
     from hgemm.cases import Case, Shape
     from hgemm.device import open_device
@@ -134,7 +134,7 @@ def run_on_device(built: BuiltForm, settings: Settings, shape: tuple[int, int, i
 
 
 def run_on_cpu(built: BuiltForm, settings: Settings, host_toolchain) -> BuiltForm:
-    """Run a variant on the CPU, on a few ragged tiles. Raises: HgemmError if its PTX cannot be translated or run."""
+    """Run a kernel on the CPU, on a few ragged tiles. Raises: HgemmError if its PTX cannot be translated or run."""
     from generator.proof.executor import Adversary  # NumPy, needed only for a run
     from generator.proof.machine import EmulatedKernel, HostMemory
     from generator.proof.proving import Subject, load

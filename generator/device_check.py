@@ -1,6 +1,6 @@
-"""Checks variants on the GPU, in other processes, so that a kernel that hangs or faults harms no other variant.
+"""Checks kernels on the GPU, in other processes, so that a kernel that hangs or faults harms no other kernel.
 
-A process checks one variant after another, because a new process needs longer to begin than many variants take. After a variant
+A process checks one kernel after another, because a new process needs longer to begin than many kernels take. After a kernel
 that fails, a new process checks the next one.
 """
 
@@ -52,7 +52,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """A check of one variant. Fields: `shapes` as text, or empty for the default cases; `code` as in CODES;
+    """A check of one kernel. Fields: `shapes` as text, or empty for the default cases; `code` as in CODES;
     `data`, `guard_bytes`, `twice` and `seed` as in hgemm.verification.CheckOptions."""
 
     library: str
@@ -67,9 +67,9 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The result of checking a variant: its checks (see hgemm.verification.Check), or why it was skipped or failed.
+    """The result of checking a kernel: its checks (see hgemm.verification.Check), or why it was skipped or failed.
 
-    Fields: `skipped_cases` are the cases without a check, each with its `case` and a `reason`. `proof` is added to the variant's
+    Fields: `skipped_cases` are the cases without a check, each with its `case` and a `reason`. `proof` is added to the kernel's
         record after a run on the CPU; `sites` are the costs of its source lines.
     """
 
@@ -82,7 +82,7 @@ class CheckOutcome:
     sites: tuple[dict, ...] = ()
     skipped_cases: tuple[dict, ...] = ()
     reused: bool = False
-    """Whether the checks are those of a proof in the variant's record."""
+    """Whether the checks are those of a proof in the kernel's record."""
     twin: str = ""
     """The kernel whose proof shows everything but the numbers: see generator.proof.twins."""
     twins: tuple[Mapping[str, Any], ...] = ()
@@ -115,23 +115,23 @@ class CheckOutcome:
 
     @property
     def reason(self) -> str:
-        """Return why the variant did not pass: the first failed case, else the error, else why it was skipped."""
+        """Return why the kernel did not pass: the first failed case, else the error, else why it was skipped."""
         failures = [f"{check['case']}: {check['reason']}" for check in self.checks if not check["passed"]]
         return (failures or [self.error or self.skipped])[0]
 
 
 def open_kernel(library: Library, symbol: str, code: str = "auto") -> Kernel:
-    """Load a variant to launch its cubin, its PTX, or whichever runs. Its hashes are checked.
+    """Load a kernel to launch its cubin, its PTX, or whichever runs. Its hashes are checked.
 
     Raises: LibraryError if it cannot be read, or fails the checks.
     """
-    variant = library.load(symbol)
-    cubin = variant.artefacts[CUBIN_NAME] if code != "ptx" else b""
-    return Kernel(variant.record.data, cubin, variant.artefacts[PTX_NAME] if code != "cubin" else b"")
+    stored = library.load(symbol)
+    cubin = stored.artefacts[CUBIN_NAME] if code != "ptx" else b""
+    return Kernel(stored.record.data, cubin, stored.artefacts[PTX_NAME] if code != "cubin" else b"")
 
 
 def check_here(request: CheckRequest) -> CheckOutcome:
-    """Check one variant in this process, up to the first failed launch. Raises: HgemmError if it cannot be read."""
+    """Check one kernel in this process, up to the first failed launch. Raises: HgemmError if it cannot be read."""
     from hgemm.verification import CheckOptions, verify
 
     started = time.monotonic()
@@ -197,7 +197,7 @@ def _has_locked(file: IO[bytes]) -> bool:
 
 
 def outcome_line(outcome: CheckOutcome) -> str:
-    """Return the outcome of one variant as a line."""
+    """Return the outcome of one kernel as a line."""
     if outcome.skipped:
         return f"skip  {outcome.symbol}  {outcome.skipped}"
     cases = f"{outcome.passed_shapes}/{counted(len(outcome.shapes), 'shape')}"
@@ -217,7 +217,7 @@ def outcome_line(outcome: CheckOutcome) -> str:
 
 
 def outcome_summary(outcomes: list[CheckOutcome]) -> str:
-    """Return how many variants and shapes passed, and which shapes were skipped."""
+    """Return how many kernels and shapes passed, and which shapes were skipped."""
     passed, failed = sum(outcome.passed for outcome in outcomes), sum(outcome.failed for outcome in outcomes)
     cases = sum(outcome.passed_shapes for outcome in outcomes)
     skipped = len(outcomes) - passed - failed
@@ -248,7 +248,7 @@ def _finite(value: object) -> object:
 
 
 def junit_suite(outcome: CheckOutcome) -> JunitSuite:
-    """Return an outcome as a suite: a test for each case, and one for what kept the variant from being checked."""
+    """Return an outcome as a suite: a test for each case, and one for what kept the kernel from being checked."""
     tests = [JunitTest(one["case"], "passed" if one["passed"] else "failure", one["reason"]) for one in outcome.checks]
     tests += [JunitTest(one["case"], "skipped", one["reason"]) for one in outcome.skipped_cases]
     tests += [JunitTest("load", "error", outcome.error)] if outcome.error else []
@@ -260,7 +260,7 @@ def junit_suite(outcome: CheckOutcome) -> JunitSuite:
 
 
 class _CheckServer:
-    """A process that checks variants of this module, one after another: a line of JSON is a request, and one is its outcome."""
+    """A process that checks kernels of this module, one after another: a line of JSON is a request, and one is its outcome."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()
@@ -326,11 +326,11 @@ def _outcome_in(out: str) -> CheckOutcome | None:
 
 @dataclass(frozen=True)
 class CheckWorkers:
-    """Processes that check variants, `jobs` at a time.
+    """Processes that check kernels, `jobs` at a time.
 
-    Fields: `wrapper` is a command before the interpreter, such as compute-sanitizer; after `budget_s` no further variant is
+    Fields: `wrapper` is a command before the interpreter, such as compute-sanitizer; after `budget_s` no further kernel is
         started; `module` is what a process runs, with a request as its argument. With a wrapper or another module, each process
-        checks one variant.
+        checks one kernel.
     """
 
     jobs: int = 1
@@ -363,7 +363,7 @@ class CheckWorkers:
                 self._idle.pop().close()
 
     def check(self, request: CheckRequest) -> tuple[CheckOutcome, str]:
-        """Check one variant in another process. Return the outcome and the output."""
+        """Check one kernel in another process. Return the outcome and the output."""
         started = time.monotonic()
         if started - self.began > self.budget_s:
             return CheckOutcome(request.symbol, error=f"not started within {self.budget_s:g} s"), ""

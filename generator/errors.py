@@ -27,7 +27,7 @@ _FIRST_ERROR = re.compile(r"\b(?:fatal|error)\b", re.IGNORECASE)
 class BuildError(HgemmError):
     """A compilation failed.
 
-    Fields: `symbol` of the variant, `log` is the compiler's whole output; `source_path` and `log_path` are the kept files, or
+    Fields: `symbol` of the kernel, `log` is the compiler's whole output; `source_path` and `log_path` are the kept files, or
         None.
     """
 
@@ -45,7 +45,7 @@ class BuildError(HgemmError):
 
 
 class ProofError(HgemmError):
-    """A variant failed its proof on the CPU, or could not be run there."""
+    """A kernel failed its proof on the CPU, or could not be run there."""
 
 
 def first_error(log: str) -> str:

@@ -29,7 +29,7 @@ _LOG = logging.getLogger("hgemm")
 
 
 def generate(request: GenerateRequest) -> Iterator[Progress]:
-    """Build variants into a library, and yield each as it is finished.
+    """Build kernels into a library, and yield each as it is finished.
 
     Raises: RequestError for an illegal request, LibraryError if the folder cannot be written.
     """

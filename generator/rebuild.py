@@ -19,7 +19,7 @@ from generator.errors import HgemmError
 from generator.families import expectation_of
 from generator.store.library import Library
 from generator.tables import counted
-from hgemm.library import Variant
+from hgemm.library import StoredKernel
 from hgemm.record import CUBIN_NAME, PTX_NAME
 
 _MAX_NAMED = 3
@@ -47,32 +47,32 @@ def _rebuild_all(symbols: Sequence[str], library: Library, templates: Path) -> l
 def _rebuild(library: Library, symbol: str, templates: Path) -> CheckOutcome:
     began = time.monotonic()
     try:
-        variant = library.load(symbol)
-        wrong = foreign(variant, templates)
+        stored = library.load(symbol)
+        wrong = foreign(stored, templates)
         checks = [_check("source and launch", wrong)]
         if not wrong:
-            checks += _compared(variant, fresh_kernel(variant, templates), templates)
+            checks += _compared(stored, fresh_kernel(stored, templates), templates)
     except HgemmError as error:
         return CheckOutcome(symbol, error=str(error), seconds=time.monotonic() - began)
     return CheckOutcome(symbol, tuple(checks), seconds=time.monotonic() - began)
 
 
-def _compared(variant: Variant, kernel: Kernel, templates: Path) -> Iterator[dict]:
+def _compared(stored: StoredKernel, kernel: Kernel, templates: Path) -> Iterator[dict]:
     """Yield the checks of the compiled files: byte for byte if all inputs are the same, otherwise by instruction counts."""
-    record, found = variant.record, headers(kernel.entry_header, templates)
+    record, found = stored.record, headers(kernel.entry_header, templates)
     compiled = compile_kernel(kernel, found)
     if record.key == key_of(kernel, found):
         for name, content in ((PTX_NAME, compiled.ptx), (CUBIN_NAME, compiled.cubin)):
-            same = variant.artefacts[name] == content
+            same = stored.artefacts[name] == content
             yield _check(name, "" if same else f"{name} is not what these inputs compile to")
         return
     expectation = expectation_of(kernel.plan, allow_spills=True)
     theirs, ours = (
         inspect(Binary(cubin, kernel.symbol, expectation, log)).sass
-        for cubin, log in ((variant.artefacts[CUBIN_NAME], ""), (compiled.cubin, compiled.ptxas_log))
+        for cubin, log in ((stored.artefacts[CUBIN_NAME], ""), (compiled.cubin, compiled.ptxas_log))
     )
     counts = "" if theirs == record.data["sass"] else "the cubin has other instructions than its record states"
-    yield _check(f"instruction counts ({differing_inputs(variant, kernel)})", counts or _differing(theirs, ours))
+    yield _check(f"instruction counts ({differing_inputs(stored, kernel)})", counts or _differing(theirs, ours))
 
 
 def _check(case: str, reason: str) -> dict:
@@ -90,7 +90,7 @@ def _differing(theirs: dict[str, int], ours: dict[str, int]) -> str:
 
 
 def rebuilt_line(outcome: CheckOutcome) -> str:
-    """Return the outcome of one variant as a line."""
+    """Return the outcome of one kernel as a line."""
     if not outcome.passed:
         return f"FAIL  {outcome.symbol}  {outcome.reason}"
     return (
@@ -99,6 +99,6 @@ def rebuilt_line(outcome: CheckOutcome) -> str:
 
 
 def rebuilt_summary(outcomes: Sequence[CheckOutcome]) -> str:
-    """Return how many variants were built the same again."""
+    """Return how many kernels were built the same again."""
     same = Counter(outcome.passed for outcome in outcomes)
     return f"{counted(same[True], 'kernel')} built the same again, {same[False]} not"

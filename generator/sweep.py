@@ -52,8 +52,8 @@ _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 class Shard:
     """Part `number` of `count` of a sweep, counted from 1.
 
-    A hash of the symbol assigns a variant to a part. The parts of a large sweep have about equal size and cost, and adding or
-    removing a variant does not move another one.
+    A hash of the symbol assigns a kernel to a part. The parts of a large sweep have about equal size and cost, and adding or
+    removing a kernel does not move another one.
     """
 
     number: int = 1
@@ -69,7 +69,7 @@ class Shard:
         return cls(number, count)
 
     def takes(self, symbol: str) -> bool:
-        """Tell whether a variant belongs to this part."""
+        """Tell whether a kernel belongs to this part."""
         return int.from_bytes(hashlib.sha256(symbol.encode()).digest()[:8], "big") % self.count == self.number - 1
 
     def __str__(self) -> str:

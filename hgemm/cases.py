@@ -1,4 +1,4 @@
-"""The problems that a variant is checked on: shapes, scalars, and the memory layout of operands. Needs no NumPy."""
+"""The problems that a kernel is checked on: shapes, scalars, and the memory layout of operands. Needs no NumPy."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Case:
         `cancels` takes a C that cancels the product but for its rounding, so that D shows the last bits of the sums.
         `once` runs the case once, with normal numbers: its faults do not depend on timing. `brief` runs it once with each kind of
         numbers, not twice. `numbers` names the only kind that it has. On the CPU, `first_order` is the order of execution of its
-        first launch. `bias` and `options` are for variants that leave them to the launch.
+        first launch. `bias` and `options` are for kernels that leave them to the launch.
     """
 
     shape: Shape
@@ -109,10 +109,10 @@ class Case:
 
 
 def default_cases(traits: LaunchTraits, resident_ctas: int, memory_bytes: int = 0) -> list[Case]:
-    """Return the cases that every variant must pass on a device. They depend on its tile, stages and schedule.
+    """Return the cases that every kernel must pass on a device. They depend on its tile, stages and schedule.
 
-    `resident_ctas` CTAs fit on the device. A persistent variant gets problems with more tiles than that. A stream-K variant
-    gets problems with fewer and with more tiles. A variant whose launches decide the splits gets whole waves and a split tail.
+    `resident_ctas` CTAs fit on the device. A persistent kernel gets problems with more tiles than that. A stream-K kernel
+    gets problems with fewer and with more tiles. A kernel whose launches decide the splits gets whole waves and a split tail.
     Offsets beyond 2^31 need memory: there is a case of them if the device's `memory_bytes` suffice.
     """
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k

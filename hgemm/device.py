@@ -22,7 +22,7 @@ _TEGRA = 87
 
 @dataclass(frozen=True)
 class Image:
-    """The code of a variant: a cubin, and PTX that the driver compiles on devices that cannot run the cubin."""
+    """The code of a kernel: a cubin, and PTX that the driver compiles on devices that cannot run the cubin."""
 
     arch: str
     cubin: bytes = b""
@@ -215,7 +215,7 @@ class Device:
     # ---- Kernels ----------------------------------------------------------------------------------------------------
 
     def load(self, image: Image, traits: LaunchTraits) -> Function:
-        """Load a variant and set its shared memory size. Raises UnsupportedError if the device cannot run it."""
+        """Load a kernel and set its shared memory size. Raises UnsupportedError if the device cannot run it."""
         most = self.smem_bytes_per_cta
         if traits.smem_bytes > most:
             raise UnsupportedError(

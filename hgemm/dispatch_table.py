@@ -1,4 +1,4 @@
-"""The dispatch table: the variants of a library as numbers, the measurements of them, and the estimate of their time.
+"""The dispatch table: the kernels of a library as numbers, the measurements of them, and the estimate of their time.
 
 The table depends on the records and the measurements only. Estimates are integers, so that the exported C library computes
 the same ones (templates/capi/src/select.c).
@@ -46,7 +46,7 @@ EXACT, COMPATIBLE, PTX = range(3)
 
 @dataclass(frozen=True)
 class Row:
-    """One variant, as the selection sees it. The exported C library has the same fields in struct hgemm_row.
+    """One kernel, as the selection sees it. The exported C library has the same fields in struct hgemm_row.
 
     Units: elements for tiles and alignments; bytes of one element for `operand_bytes` (A and B) and `result_bytes` (D).
     Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `serial_parts` is 1 if tiles that are not
@@ -140,7 +140,7 @@ class Row:
         return WORKSPACE_COUNTERS * COUNTER_BYTES + size if size else 0
 
     def has_counters(self, m: int, n: int, batch: int) -> bool:
-        """Return whether a workspace has enough counters for the variant's own splits, or for the tiles that it reduces."""
+        """Return whether a workspace has enough counters for the kernel's own splits, or for the tiles that it reduces."""
         if self.reduces:
             rows = -(-m // self.tile_m) if self.reductions else 0
             columns = -(-n // self.tile_n) if self.column_reductions else 0
@@ -150,7 +150,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """The variants of one architecture and one kind: rows `first` to `first + count`."""
+    """The kernels of one architecture and one kind: rows `first` to `first + count`."""
 
     arch: str
     kind: int
@@ -205,7 +205,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class DispatchTable:
-    """All variants and measurements. Groups are ordered by architecture, the newest first; rows follow their groups."""
+    """All kernels and measurements. Groups are ordered by architecture, the newest first; rows follow their groups."""
 
     groups: tuple[Group, ...]
     rows: tuple[Row, ...]
@@ -213,7 +213,7 @@ class DispatchTable:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], sessions: Iterable[Session] = ()) -> DispatchTable:
-        """Build the table from records, and from the measurements of these variants.
+        """Build the table from records, and from the measurements of these kernels.
 
         Raises: LibraryError for a record without a field that a launch or an estimate needs.
         """
@@ -241,7 +241,7 @@ class DispatchTable:
 
 
 def kind_of(traits: LaunchTraits) -> Kind:
-    """Return the kind that a variant computes."""
+    """Return the kind that a kernel computes."""
     epilogue = traits.epilogue.hash if traits.epilogue else NONE
     types = (traits.dtype_a, traits.dtype_b, traits.dtype_d, traits.acc)
     return Kind(traits.layout, *types, traits.bias, traits.activation, epilogue, traits.pointer_arrays)
@@ -272,7 +272,7 @@ def row_order(traits: LaunchTraits, form: str = "atoms") -> tuple[Any, ...]:
 def row_of(
     traits: LaunchTraits, record: Mapping[str, Any], group: int = 0, calibrated: Calibration | None = None
 ) -> Row:
-    """Return the row of a variant, which may be planned and not yet built. `calibrated` replaces the package's calibration.
+    """Return the row of a kernel, which may be planned and not yet built. `calibrated` replaces the package's calibration.
 
     Raises: LibraryError if the record lacks a field that the estimate needs.
     """
@@ -372,7 +372,7 @@ def _survey_points(
     )
 
 
-# ==== The estimate of a variant's time, in integers ====
+# ==== The estimate of a kernel's time, in integers ====
 
 LIMIT = 2**62
 """Estimates and numbers of elements are capped here."""
@@ -393,7 +393,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Clocks:
-    """The coefficients of a variant's estimated time. They do not depend on the problem.
+    """The coefficients of a kernel's estimated time. They do not depend on the problem.
 
     Units: SM clocks. `k_tile` and `tile` apply if an SM processes several tiles at the same time; `single_k_tile` and
         `single_tile` are the latencies of one tile. If a launch decides the splits, a split one adds `split` once, and
@@ -436,7 +436,7 @@ _TERMS = {
 
 
 def clocks_of(record: Mapping[str, Any], calibrated: Calibration | None = None) -> Clocks:
-    """Return the coefficients of a variant from its record, corrected by a calibration: by default, that of the package."""
+    """Return the coefficients of a kernel from its record, corrected by a calibration: by default, that of the package."""
     found, spec = calibrated or calibration(), record["spec"]
     factors, level = found.measured(spec), OF_KERNEL
     if factors is None:
@@ -478,7 +478,7 @@ def corrected_clocks(clocks: Clocks, factors: Factors, level: int = OF_KERNEL) -
 
 
 def model_clocks_of(record: Mapping[str, Any], ctas_per_sm: int) -> Clocks:
-    """Return the coefficients of a variant with this occupancy, by the cost model alone."""
+    """Return the coefficients of a kernel with this occupancy, by the cost model alone."""
     spec, card = record["spec"], _card(record["arch"])
     shape, constants, mhz = (
         KernelShape.of(spec, card, ctas_per_sm),
@@ -779,7 +779,7 @@ def _memory(row: Row, query: SelectionQuery, target: Target, loads: int) -> int:
 
 
 def sms_used(row: Row, target: Target) -> int:
-    """Return the SMs of a device that the clusters of a variant can use."""
+    """Return the SMs of a device that the clusters of a kernel can use."""
     sms = target.sms - row.unusable_sms if target.sms > row.unusable_sms else target.sms
     return max(sms // row.cluster_ctas, 1) * row.cluster_ctas
 

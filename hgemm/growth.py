@@ -93,7 +93,7 @@ class GrowingSelector(Selector):
         return super().order(query)
 
     def choose_any(self, queries: Sequence[SelectionQuery]) -> Choice:
-        """Return the best variant, as Selector.choose_any, after a missing one was built.
+        """Return the best kernel, as Selector.choose_any, after a missing one was built.
 
         Raises: DeviceError if none supports the call and a CUDA graph is captured; LibraryError if the generator is not
             installed or the folder cannot be written.

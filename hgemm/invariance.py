@@ -30,7 +30,7 @@ MAX_ORDERS = 64
 """Orders of one n and k that are compared."""
 
 Candidate = tuple[int, Row]
-"""How the code of a variant runs on a device, and its row."""
+"""How the code of a kernel runs on a device, and its row."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class KOrder:
 
 
 def order_of(row: Row, k: int, splits: int) -> KOrder | None:
-    """Return the order of a variant's launches with so many splits, or None if it is not fixed."""
+    """Return the order of a kernel's launches with so many splits, or None if it is not fixed."""
     k_tiles = -(-max(k, 1) // row.tile_k)
     if not row.order or splits > k_tiles or not (row.decides_splits or row.splits == splits):
         return None
@@ -66,7 +66,7 @@ def order_of(row: Row, k: int, splits: int) -> KOrder | None:
 
 
 def keeps_order(row: Row, order: KOrder, query: SelectionQuery) -> bool:
-    """Return whether a variant that supports a query can compute it in an order, with the query's workspace."""
+    """Return whether a kernel that supports a query can compute it in an order, with the query's workspace."""
     return order_of(row, query.k, order.splits) == order and (
         bool(row.serial_parts) or _has_workspace(row, LaunchOptions(order.splits), query)
     )
@@ -119,9 +119,9 @@ def order_key(query: SelectionQuery) -> Hashable:
 
 
 def chosen_order(candidates: Iterable[Candidate], query: SelectionQuery, target: Target) -> KOrder | None:
-    """Return the order of all products with the n and k of a query, or None if no variant has a fixed one.
+    """Return the order of all products with the n and k of a query, or None if no kernel has a fixed one.
 
-    The candidates are all variants whose kind fits and whose code runs on the device. The choice depends on no other property of
+    The candidates are all kernels whose kind fits and whose code runs on the device. The choice depends on no other property of
     the query than n, k, its kind, and whether it prefers cuBLAS's order.
     """
     candidates = [*candidates]
@@ -148,9 +148,9 @@ def _percent(order: KOrder) -> int:
 
 
 def possible_orders(candidates: Sequence[Candidate], query: SelectionQuery, target: Target, beta: bool) -> list[KOrder]:
-    """Return the orders in which some variant computes any number of rows without a workspace.
+    """Return the orders in which some kernel computes any number of rows without a workspace.
 
-    Only the best way in which such variants run on the device counts.
+    Only the best way in which such kernels run on the device counts.
     """
     least = least_aligned_query(query, beta)
     found: dict[KOrder, None] = {}
@@ -196,7 +196,7 @@ def _alignment(extent: int) -> int:
 
 
 def _clocks(candidates: Sequence[Candidate], order: KOrder, query: SelectionQuery, target: Target) -> int:
-    """Return the lowest estimate of variants that have an order, among those whose code runs best."""
+    """Return the lowest estimate of kernels that have an order, among those whose code runs best."""
     found = CORRECTED_LIMIT
     best = None
     for match, row in candidates:

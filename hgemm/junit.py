@@ -27,7 +27,7 @@ class JunitTest:
 
 @dataclass(frozen=True)
 class JunitSuite:
-    """Tests of one thing, such as a variant. `seconds` is their time, if it is known."""
+    """Tests of one thing, such as a kernel. `seconds` is their time, if it is known."""
 
     name: str
     tests: tuple[JunitTest, ...]

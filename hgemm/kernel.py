@@ -1,4 +1,4 @@
-"""Kernel launches a variant on arrays. Launcher repeats a launch with other addresses at the lowest cost.
+"""Kernel launches a kernel on arrays. Launcher repeats a launch with other addresses at the lowest cost.
 
 The steps of a call: arrays -> views -> `problem_of` -> Problem -> check -> launch. A Launcher does all steps but the last one
 once, for one geometry: sizes, types and strides.
@@ -41,7 +41,7 @@ from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 
 class Kernel:
-    """One variant of a library. A call launches it once, and neither allocates memory nor waits.
+    """One kernel of a library. A call launches it once, and neither allocates memory nor waits.
 
     The first launch on a device loads the cubin, or the PTX if the device cannot run the cubin. Call `prepare` before a CUDA
     graph is captured.
@@ -59,7 +59,7 @@ class Kernel:
 
     @property
     def symbol(self) -> str:
-        """The name of the variant, which is also that of its folder."""
+        """The name of the kernel, which is also that of its folder."""
         return self.traits.symbol
 
     def __call__(
@@ -79,13 +79,13 @@ class Kernel:
     ) -> Any:
         """Launch out = activation(alpha * a b + beta * c + bias) on `stream`, and return `out` without waiting.
 
-        A variant with an expression takes its `inputs` by name instead of beta, c and bias: arrays, and numbers for scalars.
+        A kernel with an expression takes its `inputs` by name instead of beta, c and bias: arrays, and numbers for scalars.
         If the expression has several results, `out` is a tuple of their arrays, D first.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,), each optionally with a leading batch. An operand
-            without a batch, or with batch 1, is shared. The variant's layout determines the contiguous axes of a and b.
-        Fields: `options` are for variants that leave the schedule or the raster to the launch; the default suits the sizes.
-        Raises: ProblemError if the variant does not support the arrays, DeviceError if the driver fails.
+            without a batch, or with batch 1, is shared. The kernel's layout determines the contiguous axes of a and b.
+        Fields: `options` are for kernels that leave the schedule or the raster to the launch; the default suits the sizes.
+        Raises: ProblemError if the kernel does not support the arrays, DeviceError if the driver fails.
         """
         d, further = split_results(self.traits.epilogue, out)
         given = {"A": a, "B": b, "D": d, "C": c, "bias": bias, "workspace": workspace}
@@ -134,7 +134,7 @@ class Kernel:
         return open_device(device).bind(function, grid, parameters, stream_handle(stream), (problem.workspace, counted))
 
     def settled(self, problem: Problem, device: int = 0, workspace_size: int | None = None) -> Problem:
-        """Return the problem with the options that a launch on this device takes, if the variant leaves any open."""
+        """Return the problem with the options that a launch on this device takes, if the kernel leaves any open."""
 
         def default() -> LaunchOptions:
             size = 0 if not problem.workspace else ANY_WORKSPACE if workspace_size is None else workspace_size
@@ -150,9 +150,9 @@ class Kernel:
         return self._functions[device]
 
     def workspace_bytes(self, m: int, n: int, batch: int = 1, options: LaunchOptions | None = None) -> int:
-        """Return the size of the workspace that a launch needs, 0 for most variants. Its content does not matter.
+        """Return the size of the workspace that a launch needs, 0 for most kernels. Its content does not matter.
 
-        A variant that leaves the splits to the launch needs none unless the launch's options split k.
+        A kernel that leaves the splits to the launch needs none unless the launch's options split k.
         """
         return workspace_bytes(self.traits, m, n, batch, options)
 
@@ -202,7 +202,7 @@ def problem_of(
 
     Fields: the name of an input has INPUT before it, that of a further result OUTPUT; `scalars` are inputs that are numbers.
 
-    Raises: ProblemError if the variant does not support their shapes, types or contiguous axes.
+    Raises: ProblemError if the kernel does not support their shapes, types or contiguous axes.
     """
     _check_types(traits, views)
     m, n, k, batch = _sizes(traits, views)
@@ -400,7 +400,7 @@ MAX_ENCODED = 1024
 
 
 class Launcher:
-    """Launches a variant on one device for problems that differ in their addresses only. Threads may share it.
+    """Launches a kernel on one device for problems that differ in their addresses only. Threads may share it.
 
     Addresses must have the alignment of the given problem's addresses. With `workspace_of`, a function of device and stream, the
     launcher takes its workspace there (see hgemm/workspace.py) if the problem has none.

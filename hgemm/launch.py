@@ -1,4 +1,4 @@
-"""Everything about a launch that follows from a variant and a problem: checks, grid, workspace and tensor maps.
+"""Everything about a launch that follows from a kernel and a problem: checks, grid, workspace and tensor maps.
 
 The order is that of a launch. First the matrices in memory, then what may be wrong with them, then the numbers of the launch.
 """
@@ -69,7 +69,7 @@ class Matrix:
 
 
 def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
-    """Return A, B and D as the variant's layout stores them, and C and bias if the launch reads them."""
+    """Return A, B and D as the kernel's layout stores them, and C and bias if the launch reads them."""
     p = problem
     a_shape = (p.m, p.k) if traits.a_k_major else (p.k, p.m)
     b_shape = (p.n, p.k) if traits.b_k_major else (p.k, p.n)
@@ -128,7 +128,7 @@ def aux_align(traits: LaunchTraits, dtype: str) -> int:
 
 
 def bias_of(traits: LaunchTraits, problem: Problem) -> str:
-    """Return the kind of the bias that a launch adds: the variant's, or the problem's if the launch decides."""
+    """Return the kind of the bias that a launch adds: the kernel's, or the problem's if the launch decides."""
     if not traits.decides_bias:
         return traits.bias
     return problem.bias_kind if problem.bias else "none"
@@ -176,7 +176,7 @@ WORKSPACE_ALIGN_BYTES = 16
 
 
 def check(problem: Problem, traits: LaunchTraits, workspace_size: int | None = None) -> None:
-    """Check that a variant supports a problem. `workspace_size` is the size of the workspace, if known.
+    """Check that a kernel supports a problem. `workspace_size` is the size of the workspace, if known.
 
     Units: `workspace_size` is bytes.
     Raises: ProblemError with all violations in one line.
@@ -340,7 +340,7 @@ def grid_x(
 
 
 def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, options: LaunchOptions | None = None) -> int:
-    """Return the workspace of a launch, 0 for most variants. Only one launch at a time may use a workspace.
+    """Return the workspace of a launch, 0 for most kernels. Only one launch at a time may use a workspace.
 
     Shapes: WORKSPACE_COUNTERS counters; then the partial accumulators of each split of each tile that is split or, with
         stream-K, of PARTIAL_TILES_PER_CTA tiles of each CTA.

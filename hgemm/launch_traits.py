@@ -1,4 +1,4 @@
-"""LaunchTraits: the facts about a variant that a launch needs, read from its record."""
+"""LaunchTraits: the facts about a kernel that a launch needs, read from its record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TensorMapRule:
 
 @dataclass(frozen=True)
 class LaunchTraits:
-    """What the launch and the checks of a variant need.
+    """What the launch and the checks of a kernel need.
 
     Shapes: A (m, k) is k-contiguous if `layout` begins with t, B (k, n) if it ends with n. C and D (m, n) are row-major. bias
         is (n,) if `bias` is row, (m,) if it is column.
@@ -49,7 +49,7 @@ class LaunchTraits:
     Fields: with `last_k_tile_first`, each accumulator multiplies its last k-tile, which may be ragged, before all others.
         `smem_bytes` is dynamic shared memory, without `static_smem_bytes`. A `programmatic` launch may start before the
         previous one in its stream has ended (programmatic dependent launch). `max_ctas` limits the grid of a stream-K
-        variant, because its workspace has room for that many; 0 is no limit. `persistent` CTAs compute tiles until none is
+        kernel, because its workspace has room for that many; 0 is no limit. `persistent` CTAs compute tiles until none is
         left. `partial_bytes` are those of a tile's partial accumulators in a workspace, 0 if it never needs one. `raster` is
         that of the spec. Grid rule, raster and bias `launch` leave the decision to each launch. With
         an `epilogue`, D is its expression; beta, bias and activation are then off. If that has reductions, those of rows store a

@@ -1,6 +1,6 @@
-"""A library of variants: reading one folder safely, and the Library that programs open.
+"""A library of kernels: reading one folder safely, and the Library that programs open.
 
-A variant is a folder with a record and its artefacts. Everything read is checked against the record's schema and hashes
+A kernel is a folder with a record and its artefacts. Everything read is checked against the record's schema and hashes
 before it is used. Other processes may replace folders meanwhile.
 """
 
@@ -34,7 +34,7 @@ from hgemm.selection import Choice, FallbackWatch, Selector
 from hgemm.selection_query import SelectionQuery, Target
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES, check_workspace_bytes
 
-# ==== Reading a variant ====
+# ==== Reading a kernel ====
 
 _SYMBOL = re.compile(r"[a-z0-9_]{1,200}", re.ASCII)
 _LOG = logging.getLogger(__name__)
@@ -44,15 +44,15 @@ _SHOWN = 5
 _RETRY_PAUSE_S = 0.002
 
 
-class MissingVariantError(LibraryError):
-    """There is no variant with this symbol, or its folder has no record."""
+class MissingKernelError(LibraryError):
+    """There is no kernel with this symbol, or its folder has no record."""
 
 
-class UnusableVariantError(LibraryError):
-    """The record of a variant is sound, but needs a word or a workspace that this version does not have."""
+class UnusableKernelError(LibraryError):
+    """The record of a kernel is sound, but needs a word or a workspace that this version does not have."""
 
     @classmethod
-    def of(cls, place: Path, word: str) -> UnusableVariantError:
+    def of(cls, place: Path, word: str) -> UnusableKernelError:
         gc = f"hgemm gc{library_suffix(place.parent)}"
         return cls(f"{place} is not used, because this version has no {word}: remove it with `{gc}`")
 
@@ -64,8 +64,8 @@ def warn_once(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A variant that was read: its record, its folder, its artefacts and the text of its record.
+class StoredKernel:
+    """A kernel that was read: its record, its folder, its artefacts and the text of its record.
 
     Without a check of the hashes, `artefacts` and `document` are empty.
     """
@@ -90,7 +90,7 @@ class Variant:
 
 
 def is_symbol(text: str) -> bool:
-    """Return whether a text may be the name of a variant and its folder."""
+    """Return whether a text may be the name of a kernel and its folder."""
     return bool(_SYMBOL.fullmatch(text))
 
 
@@ -120,7 +120,7 @@ def reject_file(library: Path) -> None:
 
 
 def scan(library: Path) -> dict[str, str]:
-    """Return the stamp of each variant of a library by symbol. Folders without a record are ignored.
+    """Return the stamp of each kernel of a library by symbol. Folders without a record are ignored.
 
     Raises: LibraryError if the library is missing, not a folder, or unreadable.
     """
@@ -136,10 +136,10 @@ def scan(library: Path) -> dict[str, str]:
     return stamps
 
 
-def read_variant(library: Path, symbol: str, verify: bool = True) -> Variant:
-    """Read the record of a variant and, if `verify`, its artefacts, whose hashes are checked.
+def read_stored(library: Path, symbol: str, verify: bool = True) -> StoredKernel:
+    """Read the record of a kernel and, if `verify`, its artefacts, whose hashes are checked.
 
-    Raises: RequestError for a malformed symbol, MissingVariantError if there is none, LibraryError if the record is malformed
+    Raises: RequestError for a malformed symbol, MissingKernelError if there is none, LibraryError if the record is malformed
         or the hash of an artefact differs.
     """
     place = library / check_symbol(symbol)
@@ -148,7 +148,7 @@ def read_variant(library: Path, symbol: str, verify: bool = True) -> Variant:
             return _read_once(place, verify)
         except _Replaced:
             time.sleep(_RETRY_PAUSE_S)
-        except MissingVariantError:
+        except MissingKernelError:
             if attempt and not is_being_replaced(place):
                 raise
             if attempt:
@@ -162,7 +162,7 @@ class _Replaced(Exception):
     """Another process replaced the folder while it was read, so the failure means nothing."""
 
 
-def _read_once(place: Path, verify: bool) -> Variant:
+def _read_once(place: Path, verify: bool) -> StoredKernel:
     if place.is_symlink():
         raise LibraryError(f"{place} is a symbolic link, and a library may contain none: remove it")
     try:
@@ -170,7 +170,7 @@ def _read_once(place: Path, verify: bool) -> Variant:
             folder = open_folder(place)
     except LibraryError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise MissingVariantError(
+            raise MissingKernelError(
                 f"no kernel {place.name} in {place.parent}: `hgemm list{library_suffix(place.parent)}` lists all"
             ) from None
         raise
@@ -178,8 +178,8 @@ def _read_once(place: Path, verify: bool) -> Variant:
         document = _read_document(place, folder)
         record = _parsed(place, document)
         if not verify:
-            return Variant(record, place, {})
-        return Variant(
+            return StoredKernel(record, place, {})
+        return StoredKernel(
             record, place, {name: read_artefact(place, folder, record, name) for name in record.files}, document
         )
     except LibraryError:
@@ -200,7 +200,7 @@ def _is_at(folder: int, place: Path) -> bool:
 def read_record(place: Path, folder: int) -> Record:
     """Read and check the record in the open `folder`, whose path is `place`.
 
-    Raises: LibraryError if it is malformed, MissingVariantError if there is none, UnusableVariantError if this version lacks a word
+    Raises: LibraryError if it is malformed, MissingKernelError if there is none, UnusableKernelError if this version lacks a word
         of it.
     """
     return _parsed(place, _read_document(place, folder))
@@ -213,7 +213,7 @@ def _read_document(place: Path, folder: int) -> bytes:
             document = read_regular(RECORD_NAME, folder, MAX_RECORD_BYTES)
     except LibraryError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise MissingVariantError(f"{place} has no {RECORD_NAME}: run `generate` to complete it") from None
+            raise MissingKernelError(f"{place} has no {RECORD_NAME}: run `generate` to complete it") from None
         raise
     if len(document) > MAX_RECORD_BYTES:
         raise LibraryError(f"{path} exceeds {MAX_RECORD_BYTES} B: {regenerate_hint(place.parent)}")
@@ -226,27 +226,27 @@ def _parsed(place: Path, document: bytes) -> Record:
     if record.symbol != place.name:
         raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {regenerate_hint(place.parent)}")
     if word := unknown_kind_word(record.data["spec"]) or _former_workspace(record):
-        raise UnusableVariantError.of(place, word)
+        raise UnusableKernelError.of(place, word)
     return record
 
 
 def _former_workspace(record: Record) -> str:
-    """Return what a variant needs that no launch provides any more: a workspace whose counters have no fixed size."""
+    """Return what a kernel needs that no launch provides any more: a workspace whose counters have no fixed size."""
     return (
         "workspace with counters per tile" if record.data["traits"]["workspace"].get("counter_bytes_per_tile") else ""
     )
 
 
 def read_usable_records(library: Path, symbols: Iterable[str]) -> dict[str, Record]:
-    """Return the records of variants by symbol. One that this version cannot use is skipped with a warning.
+    """Return the records of kernels by symbol. One that this version cannot use is skipped with a warning.
 
     Raises: LibraryError if a record is missing or malformed.
     """
     found = {}
     for symbol in symbols:
         try:
-            found[symbol] = read_variant(library, symbol, verify=False).record
-        except UnusableVariantError as error:
+            found[symbol] = read_stored(library, symbol, verify=False).record
+        except UnusableKernelError as error:
             warn_once(str(error))
     return found
 
@@ -332,12 +332,12 @@ class Library:
 
     @cached_property
     def records(self) -> dict[str, Record]:
-        """The record of each variant by symbol. Raises LibraryError if one is invalid."""
+        """The record of each kernel by symbol. Raises LibraryError if one is invalid."""
         return read_usable_records(self.folder, sorted(scan(self.folder)))
 
     @property
     def symbols(self) -> Sequence[str]:
-        """The symbols of the variants in alphabetical order."""
+        """The symbols of the kernels in alphabetical order."""
         return tuple(self.records)
 
     def __len__(self) -> int:
@@ -366,22 +366,22 @@ class Library:
 
     @cached_property
     def table(self) -> DispatchTable:
-        """The dispatch table: the variants, and the measurements of them."""
+        """The dispatch table: the kernels, and the measurements of them."""
         return DispatchTable.of((record.data for record in self.records.values()), read_sessions(self.folder))
 
     def kernel(self, symbol: str) -> Kernel:
-        """Return a variant that can be called. Repeated calls return the same object.
+        """Return a kernel that can be called. Repeated calls return the same object.
 
-        Raises: RequestError for a malformed symbol, LibraryError if the variant is missing or invalid.
+        Raises: RequestError for a malformed symbol, LibraryError if the kernel is missing or invalid.
         """
         if symbol not in self._kernels:
-            variant = read_variant(self.folder, symbol)
-            code = variant.artefacts
-            self._kernels.setdefault(symbol, Kernel(variant.record.data, code[CUBIN_NAME], code[PTX_NAME]))
+            stored = read_stored(self.folder, symbol)
+            code = stored.artefacts
+            self._kernels.setdefault(symbol, Kernel(stored.record.data, code[CUBIN_NAME], code[PTX_NAME]))
         return self._kernels[symbol]
 
     def select(self, query: SelectionQuery, target: Target) -> Choice:
-        """Return the variant for a problem on a device. Raises UnsupportedError with the reasons if there is none."""
+        """Return the kernel for a problem on a device. Raises UnsupportedError with the reasons if there is none."""
         return self.selector(target).choose(query)
 
     def selector(self, target: Target) -> Selector:
@@ -398,12 +398,12 @@ class Library:
 
     @property
     def fallback_watch(self) -> FallbackWatch:
-        """What logs, once per kind and variant, that a call falls back to mma.sync."""
+        """What logs, once per kind and kernel, that a call falls back to mma.sync."""
         wgmma = frozenset(symbol for symbol, record in self.records.items() if by_wgmma(record.data["spec"]))
         return FallbackWatch(wgmma, self._noted)
 
     def refresh(self) -> None:
-        """Read the variants that were added to the folder since the records were read."""
+        """Read the kernels that were added to the folder since the records were read."""
         before = self.records
         added = scan(self.folder).keys() - before.keys()
         if added:
@@ -430,11 +430,11 @@ class Library:
         epilogue: Any = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Launch out = activation(alpha * a b + beta * c + bias) with the best variant, and return `out` without waiting.
+        """Launch out = activation(alpha * a b + beta * c + bias) with the best kernel, and return `out` without waiting.
 
         Without `out`, a new array of the type of `a` is returned. Without `stream`, the launch uses the current stream of
-        `out`'s library (torch, CuPy) or the legacy default stream. Variants that split k use the stream's automatic workspace,
-        or `workspace`: any array, which one call at a time may use. The first call of a geometry chooses and loads a variant.
+        `out`'s library (torch, CuPy) or the legacy default stream. Kernels that split k use the stream's automatic workspace,
+        or `workspace`: any array, which one call at a time may use. The first call of a geometry chooses and loads a kernel.
         CUDA graphs can capture later calls, or those of a MatmulPlan. f32 arrays need `precision="tf32"`, which drops 13 of
         their 24 significant bits. With `batch_invariant`, the bits of a row of `out` depend on that row of `a`, on b, n and k, but
         not on m or the batch. `cublas_order` prefers kernels that sum k as the unsplit kernels of cuBLASLt do.
@@ -442,11 +442,11 @@ class Library:
         With an `epilogue`, out is that expression instead: a Python function, a text, or a traced function (see
         hgemm.epilogue_language). `inputs` are its inputs by name: arrays, and numbers for scalars. `bias` and `c` may be among
         them. If it has several results, `out` is a tuple of their arrays, in the order of `return`. Without `out`, the call
-        makes them. The library needs a variant of this expression.
+        makes them. The library needs a kernel of this expression.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
             One of the last two axes of a and b is contiguous; the last one of out and c is.
-        Raises: ProblemError if the arrays do not form a product, UnsupportedError if no variant supports it, DeviceError if
+        Raises: ProblemError if the arrays do not form a product, UnsupportedError if no kernel supports it, DeviceError if
             the driver fails.
         """
         if epilogue is not None:
@@ -476,7 +476,7 @@ class Library:
         inputs: Mapping[str, Any],
         options: MatmulOptions,
     ) -> Any:
-        """Launch the variant of an expression. `beside` are arguments that the expression may take, too."""
+        """Launch the kernel of an expression. `beside` are arguments that the expression may take, too."""
         from hgemm.epilogue_language import as_epilogue  # most programs need no tracer
 
         expression = as_epilogue(epilogue)
@@ -511,7 +511,7 @@ class Library:
         workspace: Any = None,
         stream: Any = None,
     ) -> None:
-        """Launch the variant of an expression, whose text is in `options`.
+        """Launch the kernel of an expression, whose text is in `options`.
 
         `operands` has each input and each further result in order, with INPUT and OUTPUT before its name; None for numbers.
         """
@@ -533,14 +533,14 @@ class Library:
         cublas_order: bool = False,
         epilogue: Any = None,
     ) -> MatmulPlan:
-        """Choose the variant for a problem and load it.
+        """Choose the kernel for a problem and load it.
 
         Addresses of `problem` may be 0: arrays are then assumed to be aligned as allocations are. Leading dimensions may be 0:
         rows then have no gaps. With `workspace_bytes`, each call will pass a workspace of that size; 0 is none. By default, calls
         use the automatic workspace of their stream. `batch_invariant`, `cublas_order` and `epilogue` are those of `matmul`.
         Each call then passes `inputs`.
 
-        Raises: UnsupportedError with the reasons if no variant supports it, DeviceError if there is no such device.
+        Raises: UnsupportedError with the reasons if no kernel supports it, DeviceError if there is no such device.
         """
         expression = None
         if epilogue is not None:

@@ -80,7 +80,7 @@ def library_suffix(library: Path | None) -> str:
 
 
 def regenerate_hint(library: Path | None) -> str:
-    """Return what to do about a damaged variant of a library."""
+    """Return what to do about a damaged kernel of a library."""
     return f"regenerate it with --force{library_suffix(library)}, or run `hgemm gc{library_suffix(library)}`"
 
 

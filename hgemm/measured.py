@@ -1,6 +1,6 @@
-"""Measurements of a library: sessions as files, how they are read and written, and the best known variants after all of them.
+"""Measurements of a library: sessions as files, how they are read and written, and the best known kernels after all of them.
 
-A session is one run of a program on one device. It is the file `measurements/<session>.jsonl` of a library: a header, variants,
+A session is one run of a program on one device. It is the file `measurements/<session>.jsonl` of a library: a header, kernels,
 and one result per problem. Each line begins with a hash of all lines up to it, so damage is detected.
 """
 
@@ -176,7 +176,7 @@ class MeasuredProblem:
 
 @dataclass(frozen=True)
 class MeasuredVariant:
-    """A variant that was measured: its symbol, its content key and its toolchain."""
+    """A kernel that was measured: its symbol, its content key and its toolchain."""
 
     symbol: str
     key: str
@@ -185,10 +185,10 @@ class MeasuredVariant:
 
 @dataclass(frozen=True)
 class VariantTime:
-    """The time of one variant.
+    """The time of one kernel.
 
-    Fields: `variant` is its number in the session. A variant that was only screened has 0 `rounds`. `options` are those of the
-        launches, None if the variant leaves none open.
+    Fields: `variant` is its number in the session. A kernel that was only screened has 0 `rounds`. `options` are those of the
+        launches, None if the kernel leaves none open.
     """
 
     variant: int
@@ -200,7 +200,7 @@ class VariantTime:
 
 @dataclass(frozen=True)
 class Result:
-    """The times of the variants for one problem: the chosen variant first, the others by their time."""
+    """The times of the kernels for one problem: the chosen kernel first, the others by their time."""
 
     problem: MeasuredProblem
     state: str
@@ -363,7 +363,7 @@ class SessionWriter:
     def add(
         self, problem: MeasuredProblem, state: str, tested: Sequence[tuple[MeasuredVariant, VariantTime]], **more: Any
     ) -> None:
-        """Append the result of one problem. `tested` is in the order of preference; variants are numbered here."""
+        """Append the result of one problem. `tested` is in the order of preference; kernels are numbered here."""
         entries: list[Mapping[str, Any]] = []
         times, options = [], []
         for one, time in tested:
@@ -394,7 +394,7 @@ class SessionWriter:
             os.fsync(self._file)
 
 
-# ==== The best known variants after all sessions ====
+# ==== The best known kernels after all sessions ====
 
 ProblemKey = tuple[int, int, int, int, int, int, int]
 """Compute capability, SMs, kind, m, n, k and batch."""
@@ -406,9 +406,9 @@ DISPATCH_STATES = ("model", "steady")
 class BestKnown:
     """The measurements of one problem on one type of device, combined from all sessions.
 
-    Fields: `order` holds the variants that were compared with the best one, which is first. `times_us` also holds variants of
+    Fields: `order` holds the kernels that were compared with the best one, which is first. `times_us` also holds kernels of
         other sessions, scaled to the session that `order`, `device` and `date` come from. `options` are those of the launches,
-        for variants that leave some open. `dram_gbytes_per_s` is the speed of the device's DRAM, 0 if it is unknown.
+        for kernels that leave some open. `dram_gbytes_per_s` is the speed of the device's DRAM, 0 if it is unknown.
     """
 
     order: tuple[str, ...]
@@ -420,7 +420,7 @@ class BestKnown:
 
 
 def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[ProblemKey, BestKnown]:
-    """Return the best known variants of each problem. `keys` holds the content keys of the library's variants by symbol.
+    """Return the best known kernels of each problem. `keys` holds the content keys of the library's kernels by symbol.
 
     A session supersedes an older one if it re-measured the current best: only then was that one compared with the new best.
     """
@@ -443,13 +443,13 @@ def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[Pro
 
 
 def _current_times(session: Session, result: Result, keys: Mapping[str, str]) -> dict[str, float]:
-    """Return the times by symbol, in the order of the result. Variants that changed since are left out."""
+    """Return the times by symbol, in the order of the result. Kernels that changed since are left out."""
     tested = ((session.variants[time.variant], time.time_us) for time in result.times)
     return {one.symbol: time_us for one, time_us in tested if keys.get(one.symbol) == one.key}
 
 
 def _current_options(session: Session, result: Result, times: Mapping[str, float]) -> dict[str, LaunchOptions]:
-    """Return the options of the launches by symbol, of those variants that have times."""
+    """Return the options of the launches by symbol, of those kernels that have times."""
     tested = ((session.variants[time.variant].symbol, time.options) for time in result.times)
     return {symbol: options for symbol, options in tested if options and symbol in times}
 

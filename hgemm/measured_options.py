@@ -1,4 +1,4 @@
-"""Launch options that were measured, for the launches that they suit: those of the same variant on the same grid of tiles.
+"""Launch options that were measured, for the launches that they suit: those of the same kernel on the same grid of tiles.
 
 The options of a launch depend on its problem through the tiles only: how many there are along m and n, the batch, and the k-tiles
 of each. So a measured problem speaks for others with the same tiles. The exported C library looks in the same list in the same
@@ -25,7 +25,7 @@ MAX_K_RATIO = (3, 2)
 
 
 def place_of(at: int, row: Row, m: int, n: int, k: int, batch: int = 1) -> Place:
-    """Return the place of a problem in the list, for the variant of a row. `at` is the number of the row."""
+    """Return the place of a problem in the list, for the kernel of a row. `at` is the number of the row."""
     down, across = row.tile_m * row.cluster_m, row.tile_n * row.cluster_n
     return at, -(-m // down), -(-n // across), batch, -(-max(k, 1) // row.tile_k), m, n, k
 
@@ -65,7 +65,7 @@ def _similar(one: Place, other: Place) -> bool:
 
 
 def usable(options: LaunchOptions, row: Row, query: SelectionQuery) -> bool:
-    """Return whether a launch of a variant can take options, with the workspace of a query."""
+    """Return whether a launch of a kernel can take options, with the workspace of a query."""
     if not row.decides_splits:
         return options.splits == row.splits and options.whole_tiles == 0
     shared = row.tiles(query.m, query.n) * query.batch - options.whole_tiles * row.cluster_m * row.cluster_n

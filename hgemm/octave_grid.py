@@ -73,13 +73,13 @@ WEIGHTS = tuple(
 )
 """The weights of measurements by their distance. Those farther away have none."""
 ESTIMATE_WEIGHTS = tuple(round(WEIGHT_ONE * weight) for weight in (0.6, 0.6, 4.0))
-"""The weight of the uncorrected estimate, by the calibration of a variant: none, of its family, of its own. Errors that calibrated
+"""The weight of the uncorrected estimate, by the calibration of a kernel: none, of its family, of its own. Errors that calibrated
 estimates still have differ from problem to problem, so one measurement says little of another. Source: cross-validation."""
 
 Name = TypeVar("Name")
-"""What names a variant: its row in a dispatch table, or its symbol."""
+"""What names a kernel: its row in a dispatch table, or its symbol."""
 Ratios = Mapping[Name, int]
-"""Measured over estimated times of a problem's variants. Units: FACTOR_ONE is 1.0."""
+"""Measured over estimated times of a problem's kernels. Units: FACTOR_ONE is 1.0."""
 
 
 def nearest(at: Point, problems: Iterable[tuple[Point, Ratios[Name]]]) -> list[tuple[int, Ratios[Name]]]:
@@ -89,9 +89,9 @@ def nearest(at: Point, problems: Iterable[tuple[Point, Ratios[Name]]]) -> list[t
 
 
 def correction(near: Iterable[tuple[int, Ratios[Name]]], name: Name, estimate_weight: int) -> int | None:
-    """Return the factor that corrects the estimate of a variant, or None if it was measured on no problem nearby.
+    """Return the factor that corrects the estimate of a kernel, or None if it was measured on no problem nearby.
 
-    It is the weighted mean of the variant's ratios and of 1. Units: FACTOR_ONE is 1.0.
+    It is the weighted mean of the kernel's ratios and of 1. Units: FACTOR_ONE is 1.0.
     """
     total, weighted = estimate_weight, estimate_weight * FACTOR_ONE
     for apart, ratios in near:
@@ -102,7 +102,7 @@ def correction(near: Iterable[tuple[int, Ratios[Name]]], name: Name, estimate_we
 
 
 def relative_ratios(ratios: Mapping[Name, float]) -> Ratios[Name]:
-    """Return the ratios of measured to estimated times of a problem's variants over their median: only their order matters.
+    """Return the ratios of measured to estimated times of a problem's kernels over their median: only their order matters.
 
     Units: FACTOR_ONE is 1.0.
     """

@@ -22,10 +22,10 @@ MODULE = "generator.plugin"
 
 @dataclass(frozen=True)
 class Progress:
-    """One finished variant of a call of `hgemm.generate`.
+    """One finished kernel of a call of `hgemm.generate`.
 
     Units: `seconds` of this build.
-    Fields: `done` of `total` variants are finished. `place` is that of this one in the request, from 0. `status` is built, proved,
+    Fields: `done` of `total` kernels are finished. `place` is that of this one in the request, from 0. `status` is built, proved,
         cached, spilled or failed. `error` is empty unless it failed.
     """
 
@@ -103,7 +103,7 @@ class Generator(Protocol):
     """The functions of the plug-in."""
 
     def generate(self, request: GenerateRequest) -> Iterator[Progress]:
-        """Build variants into the library in `request.folder`, and yield each as it is finished."""
+        """Build kernels into the library in `request.folder`, and yield each as it is finished."""
 
     def verify(self, request: VerifyRequest) -> Iterator[Verified]:
         """Check kernels of a library, and yield each as it is finished."""

@@ -1,7 +1,7 @@
-"""Products of arrays: the cache of launchers behind each call, plans, and the choice of a variant for given arrays.
+"""Products of arrays: the cache of launchers behind each call, plans, and the choice of a kernel for given arrays.
 
 A call computes the signatures of its arrays and looks up a Launcher. Only the first call of a geometry reads the arrays'
-views, selects a variant and loads it.
+views, selects a kernel and loads it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KernelSource(Protocol):
 MAX_LAUNCHERS = 4096
 """Geometries that a cache holds."""
 _ALIGN_BITS = 31
-"""The address bits that matter for alignment: variants require at most 8 elements of 4 bytes."""
+"""The address bits that matter for alignment: kernels require at most 8 elements of 4 bytes."""
 
 
 class LaunchCache:
@@ -85,7 +85,7 @@ class LaunchCache:
     def run_expression(
         self, a: Any, b: Any, out: Any, workspace: Any, stream: Any, options: Hashable, arrays: Mapping[str, Any]
     ) -> Any:
-        """Launch a variant with an expression, as `run`.
+        """Launch a kernel with an expression, as `run`.
 
         `arrays` has each input and each further result in order, by its name as an operand; None for numbers.
         """
@@ -181,19 +181,19 @@ def _read(array: Any) -> Signature:
     return ARRAY_ADAPTERS[type(array)].read(array) if array is not None else _ABSENT
 
 
-# ==== Plans: a variant chosen once, for many calls ====
+# ==== Plans: a kernel chosen once, for many calls ====
 
 
 class MatmulPlan(LaunchCache):
-    """A variant for products of one size, chosen and loaded. CUDA graphs can capture its first call.
+    """A kernel for products of one size, chosen and loaded. CUDA graphs can capture its first call.
 
-    `plan(a, b, out, bias=None, c=None, workspace=None, stream=None)` launches as Library.matmul does, with the plan's variant,
+    `plan(a, b, out, bias=None, c=None, workspace=None, stream=None)` launches as Library.matmul does, with the plan's kernel,
     alpha and beta. It returns `out` without waiting. A plan with an expression takes its `inputs`, too,
     and `out` as a tuple if it has several results.
     `plan.bind(a, b, out, ...)` returns a function that repeats a launch on
     the same arrays at the lowest cost. Threads may share both.
 
-    Raises: ProblemError if the arrays do not have the plan's sizes, or the variant does not support them.
+    Raises: ProblemError if the arrays do not have the plan's sizes, or the kernel does not support them.
     """
 
     def __init__(self, kernel: Kernel, problem: Problem, device: int, automatic_bytes: int = 0) -> None:
@@ -262,7 +262,7 @@ class MatmulPlan(LaunchCache):
 
     @property
     def workspace_bytes(self) -> int:
-        """The size of the workspace that a call uses, 0 for most variants. Only one call at a time may use it."""
+        """The size of the workspace that a call uses, 0 for most kernels. Only one call at a time may use it."""
         p = self.problem
         return self.kernel.workspace_bytes(p.m, p.n, p.batch, p.options)
 
@@ -310,7 +310,7 @@ def make_plan(
     cublas_order: bool = False,
     epilogue: Epilogue | None = None,
 ) -> MatmulPlan:
-    """Choose the variant of a library for a problem on a device. Raises UnsupportedError if there is none.
+    """Choose the kernel of a library for a problem on a device. Raises UnsupportedError if there is none.
 
     Fields: `workspace_bytes` is the size of the caller's workspace, or None for an automatic one.
     """
@@ -331,7 +331,7 @@ def make_plan(
     return MatmulPlan(kernel, problem, device, automatic_bytes)
 
 
-# ==== The choice of a variant for given arrays ====
+# ==== The choice of a kernel for given arrays ====
 
 PRECISIONS = ("", "tf32")
 """How f32 arrays may be multiplied. The default rejects them, because tf32 keeps 11 of 24 significant bits."""
@@ -358,7 +358,7 @@ class MatmulOptions:
 
 @dataclass(frozen=True)
 class MatmulRequest:
-    """The LaunchTraits that arrays of this kind must fit, before a variant is chosen. `problem_of` takes it."""
+    """The LaunchTraits that arrays of this kind must fit, before a kernel is chosen. `problem_of` takes it."""
 
     kind: Kind
     symbol: str = "matmul"
@@ -382,11 +382,11 @@ class MatmulRequest:
 def launcher_of(
     library: KernelSource, views: Mapping[str, View], device: int, options: MatmulOptions, allocate: Allocate
 ) -> Launcher:
-    """Choose the variant of a library for arrays on a device, and return its launcher.
+    """Choose the kernel of a library for arrays on a device, and return its launcher.
 
-    Without a workspace among the arrays, the launcher takes one with `allocate` if the variant needs it.
+    Without a workspace among the arrays, the launcher takes one with `allocate` if the kernel needs it.
 
-    Raises: ProblemError if the arrays do not form a product, UnsupportedError if no variant supports it.
+    Raises: ProblemError if the arrays do not form a product, UnsupportedError if no kernel supports it.
     """
     views = fold_batch(views)
     kernel, problem = choose_kernel(library, views, options, Target.of(open_device(device)))
@@ -396,9 +396,9 @@ def launcher_of(
 def choose_kernel(
     library: KernelSource, views: Mapping[str, View], options: MatmulOptions, target: Target
 ) -> tuple[Kernel, Problem]:
-    """Return the variant of a library for arrays on a device, and their problem.
+    """Return the kernel of a library for arrays on a device, and their problem.
 
-    Raises: ProblemError if the arrays do not form a product, UnsupportedError if no variant supports it.
+    Raises: ProblemError if the arrays do not form a product, UnsupportedError if no kernel supports it.
     """
     size = views["workspace"].size_bytes if "workspace" in views else library.workspace_bytes
     selector = library.selector(target)

@@ -42,12 +42,12 @@ SCHEMA = 1
 RECORD_NAME = "record.json"
 SOURCE_NAME = "kernel.cu"
 MODULE_NAME = "kernel.py"
-"""The source of a variant in form dsl, a CuTe DSL module. It is printed and copied, but never run."""
+"""The source of a kernel in form dsl, a CuTe DSL module. It is printed and copied, but never run."""
 SOURCE_NAMES = (SOURCE_NAME, MODULE_NAME)
 CUBIN_NAME = "kernel.cubin"
 PTX_NAME = "kernel.ptx"
 ARTEFACTS = (SOURCE_NAME, CUBIN_NAME, PTX_NAME)
-"""The files of a C++ variant."""
+"""The files of a C++ kernel."""
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 
 HASH_FIELD = "sha256"

@@ -1,4 +1,4 @@
-"""The reference of a product in float64, and a bound of the error of each element for a variant's arithmetic.
+"""The reference of a product in float64, and a bound of the error of each element for a kernel's arithmetic.
 
 D is accepted if an exact result within the bound rounds to it. So the bound holds only errors before D is rounded.
 
@@ -168,7 +168,7 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
 def accumulate(
     traits: LaunchTraits, a: np.ndarray, b: np.ndarray, splits: Sequence[int] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return A B and a bound of the error of its accumulation in as many parts as each of `splits`, or those of the variant."""
+    """Return A B and a bound of the error of its accumulation in as many parts as each of `splits`, or those of the kernel."""
     lost = _unread_error(traits, a, b)
     if lost is None and _is_exact(traits, a, b):
         product = a @ b

@@ -1,4 +1,4 @@
-"""What a variant requires of a problem and of a device."""
+"""What a kernel requires of a problem and of a device."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FEWER_REDUCED = f"fewer rows and columns of tiles that are reduced ({WORKSPACE_C
 
 
 def row_supports(row: Row, query: SelectionQuery, target: Target) -> bool:
-    """Return whether a variant supports a query, if its kind fits and its code runs on the device."""
+    """Return whether a kernel supports a query, if its kind fits and its code runs on the device."""
     return next(unmet_requirements(row, query, target), None) is None
 
 
 def unmet_requirements(row: Row, query: SelectionQuery, target: Target) -> Iterator[str]:
-    """Yield each requirement of a variant that a query does not meet, with the query's value."""
+    """Yield each requirement of a kernel that a query does not meet, with the query's value."""
     q = query
     if row.align_a > q.align_a or row.align_b > q.align_b or row.align_d > q.align_d:
         yield f"more alignment (A, B and D have {q.align_a}, {q.align_b} and {q.align_d} elements)"

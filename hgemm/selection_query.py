@@ -62,9 +62,9 @@ class Target:
 # ==== The query ====
 
 MAX_ALIGN = 8
-"""The largest alignment that a variant requires. Units: elements."""
+"""The largest alignment that a kernel requires. Units: elements."""
 ANY_WORKSPACE = 2**62
-"""A workspace that is large enough for every variant. Units: bytes."""
+"""A workspace that is large enough for every kernel. Units: bytes."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The check of a variant on a device, and one timed run.
+"""The check of a kernel on a device, and one timed run.
 
 A case passes if all elements of D are within the error bound of the reference, every element is written, no other memory is
 changed, and a second launch gives the same bits.
@@ -71,7 +71,7 @@ class OperandLayout:
 
 
 def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout]:
-    """Return the memory layout of each operand of a case: as dense as the variant's alignments allow, or with gaps."""
+    """Return the memory layout of each operand of a case: as dense as the kernel's alignments allow, or with gaps."""
     s, n = case.shape, traits.columns_of_d(case.shape.n)
     extents = {
         "a": ((s.m, s.k) if traits.a_k_major else (s.k, s.m), traits.dtype_a, traits.align_a),
@@ -113,7 +113,7 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
 
 
 def bias_of_case(traits: LaunchTraits, case: Case) -> str:
-    """Return the kind of the bias that a case adds: the variant's, or the case's if the launch decides."""
+    """Return the kind of the bias that a case adds: the kernel's, or the case's if the launch decides."""
     return case.bias if traits.decides_bias else traits.bias
 
 
@@ -270,7 +270,7 @@ class Buffer:
     """
 
     def __init__(self, device: Device, size_bytes: int, align_bytes: int, guard_bytes: int = GUARD_BYTES) -> None:
-        # Allocations are aligned to 256 bytes. The elements get no more than the variant's alignment.
+        # Allocations are aligned to 256 bytes. The elements get no more than the kernel's alignment.
         self.front_bytes = guard_bytes + align_bytes if guard_bytes else 0
         self.before = np.full((self.front_bytes + size_bytes + guard_bytes + 1) // 2, CANARY, "<u2").view(np.uint8)
         self.blank = True
@@ -465,7 +465,7 @@ class CheckOptions:
     """How a case is checked.
 
     Fields: `data` are the kinds of operands. `guard_bytes` is 0 under compute-sanitizer. Operands are aligned to `align_bytes`;
-        0 is the variant's alignment.
+        0 is the kernel's alignment.
     """
 
     seed: int = 0
@@ -501,7 +501,7 @@ def verify(
 ) -> Check:
     """Check one case with each kind of data. The first failure is the reason. Memory is allocated within `allocating`.
 
-    Raises: ProblemError if the variant does not support the problem, DeviceError if a launch fails.
+    Raises: ProblemError if the kernel does not support the problem, DeviceError if a launch fails.
     """
     checks = []
     if case.once:
@@ -754,9 +754,9 @@ class Run:
 
 
 def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int = 20, checked: bool = True) -> Run:
-    """Run a variant on normal random data, time it with CUDA events, and compare rows of D with the reference.
+    """Run a kernel on normal random data, time it with CUDA events, and compare rows of D with the reference.
 
-    Raises: ProblemError if the variant does not support the problem, DeviceError if a launch fails.
+    Raises: ProblemError if the kernel does not support the problem, DeviceError if a launch fails.
     """
     # Aligned as allocations are. An offset of 16 bytes from a sector takes 465 us instead of 324 at 4096^3 on an H200.
     trial = Trial(kernel, case, device, CheckOptions(seed=seed, align_bytes=256), "normal")

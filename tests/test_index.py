@@ -20,7 +20,7 @@ from generator.errors import LibraryError, RequestError
 from generator.store import index as index_module
 from generator.store import library as library_module
 from generator.store.index import Compare, Every, Index, Literal, matches, open_index
-from generator.store.library import Library, write_variant
+from generator.store.library import Library, write_stored
 from generator.store.maintenance import collect_garbage
 from generator.store.query import MAX_COMPARISONS, parse_where
 from hgemm.measured import SessionWriter
@@ -275,7 +275,7 @@ def test_a_library_with_signs_in_its_path(tmp_path: Path) -> None:
 def test_two_thousand_variants(library: Library, monkeypatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk's speed is not what is tested
     for number in range(2000):
-        write_variant(library.folder, *make_record(f"kernel_{number:04}", registers=number % 256))
+        write_stored(library.folder, *make_record(f"kernel_{number:04}", registers=number % 256))
     assert len(library.rows()) == 2000
     assert len(library.rows(parse_where("registers<=128 and symbol like '*7'"))) == sum(
         number % 256 <= 128 for number in range(7, 2000, 10)

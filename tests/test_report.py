@@ -27,7 +27,7 @@ from generator.catalog import catalog_kernels
 from generator.errors import LibraryError
 from generator.ladders.results import read as read_ladders
 from generator.report.charts import Figure
-from generator.report.page import COLUMNS, PACK, Entry, Report, _embedded, variants
+from generator.report.page import COLUMNS, PACK, Entry, Report, _embedded, kernels_data
 from generator.report.points import Point, kinds_of, of_sessions, read_bench
 from generator.report.predictions import SIDES, fastest_table, predicted, proof_table, short_name
 from generator.store.library import Library
@@ -136,7 +136,7 @@ def test_sessions_of_a_library_count_for_the_kernels_that_were_measured(tmp_path
     measured.write(tmp_path, [(problem, {here: 200.0, other: 220.0})], {here: record.key})
     (one,) = of_sessions(read_sessions(tmp_path))
     assert one.times_us == {here: 200.0, other: 220.0} and one.ours == here and one.ratio is None
-    rows = {row[0]: dict(zip([name for name, *_ in COLUMNS], row)) for row in variants(entries, [one])["rows"]}
+    rows = {row[0]: dict(zip([name for name, *_ in COLUMNS], row)) for row in kernels_data(entries, [one])["rows"]}
     assert rows[here]["tflops"] == pytest.approx(2 * 4096**3 / 200.0 * 1e-6, abs=0.1) and rows[here]["wins"] == 1
     assert rows[other]["tflops"] is None, "its content key is another"
 
@@ -151,7 +151,7 @@ def test_of_a_problem_measured_twice_the_later_counts() -> None:
 
 def test_every_variant_comes_back_from_its_pack(entries: list[Entry]) -> None:
     many = [entries[at % len(entries)] for at in range(PACK + 3)]
-    data = variants(many, [])
+    data = kernels_data(many, [])
     packs = [unpacked(pack) for pack in data["packs"]]
     assert [len(pack) for pack in packs] == [PACK, 3] and len(data["rows"]) == len(many)
     for at, one in enumerate(many):
@@ -169,7 +169,7 @@ def test_what_cannot_be_drawn_has_no_pictures() -> None:
     (plan,) = sweep(
         [{"arch": "sm_80", "dtype_a": "tf32", "dtype_b": "tf32", "layout": "nn", "tile": "128x128x16"}]
     ).plans
-    data = variants([entry(emit(plan, templates_folder()))], [])
+    data = kernels_data([entry(emit(plan, templates_folder()))], [])
     assert unpacked(data["packs"][0])[0]["pictures"] == [] and data["pictures"] == []
 
 
@@ -255,7 +255,7 @@ def test_predictions_are_those_of_the_model(entries: list[Entry]) -> None:
     found = predicted(records.values())
     assert len(found) > len(entries) / 2
     names = [name for name, _, _ in COLUMNS]
-    rows = {row[0]: dict(zip(names, row)) for row in variants(entries, [])["rows"]}
+    rows = {row[0]: dict(zip(names, row)) for row in kernels_data(entries, [])["rows"]}
     for symbol, one in [*found.items()][::9]:
         data = records[symbol].data
         card = usual_card(int(re.sub(r"\D", "", records[symbol].arch)))
@@ -403,9 +403,7 @@ def test_a_variants_page_has_source_machine_code_pictures_and_proof(page: Path, 
     assert shown.texts("h3", "kernel") == [*titles, "Measured", "Machine code", "Operands in shared memory", "Source"]
     (source,) = shown.texts("code", "kernel")
     assert source == " ".join(one.source.split())
-    assert {"HMMA", "LDSM", "LDGSTS"} <= {*shown.texts("th", "kernel")} and "64x128x256" in shown.texts(
-        "td", "kernel"
-    )
+    assert {"HMMA", "LDSM", "LDGSTS"} <= {*shown.texts("th", "kernel")} and "64x128x256" in shown.texts("td", "kernel")
     assert len(re.findall(r'<img alt="[^"]+" src="data:image/svg', shown.html)) == 3
     missing = opened(page, "kernel=hgemm_none")
     assert "not in the report" in missing.html and missing.console == []

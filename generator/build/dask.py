@@ -1,4 +1,4 @@
-"""Build variants on the workers of a Dask cluster. The client checks that all machines build the same, and stores results."""
+"""Build kernels on the workers of a Dask cluster. The client checks that all machines build the same, and stores results."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from generator.spec import Request
 from generator.store.files import disk_errors, forget_failure, keep_failure, temporary_name
 from generator.store.library import Library
 from generator.store.proofs import unproved, with_proof
-from hgemm.library import MissingVariantError, read_variant
+from hgemm.library import MissingKernelError, read_stored
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
 
 _LOCAL_MEMORY = ("LDL", "STL")
@@ -48,7 +48,7 @@ def planned(kernel: Kernel) -> dict[str, Any]:
 
 
 def artefacts_of(kernel: Kernel, compiled: Compiled) -> dict[str, bytes]:
-    """Return the files of a variant, without its record."""
+    """Return the files of a kernel, without its record."""
     return {kernel.source_name: kernel.source.encode(), CUBIN_NAME: compiled.cubin, PTX_NAME: compiled.ptx}
 
 
@@ -59,7 +59,7 @@ def document(
     inspection: Inspection,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """Return the record of a variant: its plan, its inputs, and the results of inspection."""
+    """Return the record of a kernel: its plan, its inputs, and the results of inspection."""
     return {
         **planned(kernel),
         "key": key_of(kernel, headers),
@@ -95,7 +95,7 @@ def _described(content: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build. `prover`, if given, checks each variant before it is registered."""
+    """Options of a build. `prover`, if given, checks each kernel before it is registered."""
 
     templates: Path
     allow_spills: bool = False
@@ -103,12 +103,12 @@ class BuildOptions:
 
 
 class Prover(Protocol):
-    """Checks a variant. The proof records `version` as its `executor`."""
+    """Checks a kernel. The proof records `version` as its `executor`."""
 
     version: str
 
     def proof(self, ptx: bytes, record: dict[str, Any]) -> dict[str, Any]:
-        """Return the additions to the `proof` of the record. Raises: ProofError if the variant fails."""
+        """Return the additions to the `proof` of the record. Raises: ProofError if the kernel fails."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Product:
-    """The result of building a variant: its record and files, or an error.
+    """The result of building a kernel: its record and files, or an error.
 
     Fields: `status` is built, proved, spilled or failed. `failure` is the error of the compiler for `source`. `spills` is set if it
         failed because registers spill.
@@ -224,7 +224,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """The library, whether to rebuild present variants (`force`), and the fields of BuildOptions."""
+    """The library, whether to rebuild present kernels (`force`), and the fields of BuildOptions."""
 
     library: Library
     templates: Path
@@ -239,7 +239,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one variant. `status` is built, proved, cached, spilled or failed; a failed one has no record.
+    """The outcome of one kernel. `status` is built, proved, cached, spilled or failed; a failed one has no record.
 
     Units: `seconds` in this run.
     Fields: `spills` is set if it failed because registers spill.
@@ -254,7 +254,7 @@ class Outcome:
 
 
 class WorkerPool(Protocol):
-    """Builds variants elsewhere. It does not access the library."""
+    """Builds kernels elsewhere. It does not access the library."""
 
     def products(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, Product | Lost]]:
         """Yield (place, product or Lost) once per kernel, as results arrive."""
@@ -267,7 +267,7 @@ def make(
     worker_pool: WorkerPool | None = None,
     max_batch: int = MAX_BATCH,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Yield (place, outcome) of each legal plan as it arrives: first the cached variants, then the built ones.
+    """Yield (place, outcome) of each legal plan as it arrives: first the cached kernels, then the built ones.
 
     `worker_pool` builds if given, else `processes` worker processes; a crash of a compiler then costs one kernel. With no
     processes, or one plan, this process builds. That is faster, but a crash of a compiler ends it. Outcomes of worker processes
@@ -348,7 +348,7 @@ def _fitting(made: Made, request: Request, settings: Settings) -> Made:
 
 
 def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING) -> Outcome | None:
-    """Return the variant if the library has it, sound and from the same inputs; else None.
+    """Return the kernel if the library has it, sound and from the same inputs; else None.
 
     One that spills counts only if spills are allowed. A damaged one is logged at `level`.
     """
@@ -356,28 +356,28 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
     if settings.force:
         return None
     try:
-        variant = read_variant(
+        stored = read_stored(
             settings.library.folder, symbol
-        )  # below, the plan is compared that Library.load would make
-    except MissingVariantError:
+        )  # Library.load would also plan; the plan is compared below
+    except MissingKernelError:
         return None
     except LibraryError as error:
         _LOG.log(level, "rebuilding %s: %s", symbol, str(error).rpartition(": ")[0])
         return None
-    if variant.record.key != prepared.key:
+    if stored.record.key != prepared.key:
         return None
-    data = variant.record.data
+    data = stored.record.data
     if any(data.get(name) != value for name, value in planned(prepared.kernel).items()):
         return None
-    if variant.source != prepared.kernel.source.encode():
-        _LOG.log(level, "rebuilding %s: its %s is not what this version writes", symbol, variant.record.source_name)
+    if stored.source != prepared.kernel.source.encode():
+        _LOG.log(level, "rebuilding %s: its %s is not what this version writes", symbol, stored.record.source_name)
         return None
     if data["spilled"] and not settings.allow_spills:
         return None
     if settings.prover and unproved(data, settings.prover.version):
         return None
     status = "spilled" if data["spilled"] else "cached"
-    return Outcome(symbol, status, prepared.seconds + time.perf_counter() - start, variant.record)
+    return Outcome(symbol, status, prepared.seconds + time.perf_counter() - start, stored.record)
 
 
 def build_and_file(batch: Sequence[Prepared], settings: Settings) -> list[Outcome]:

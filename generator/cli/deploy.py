@@ -373,7 +373,7 @@ def export_command(
     if as_json:
         click.echo(json.dumps({**asdict(done), "folder": str(done.folder), "unproved": unproved}, indent=1))
         return
-    kernels, archs = counted(done.variants, "kernel"), ", ".join(done.archs)
+    kernels, archs = counted(done.kernels, "kernel"), ", ".join(done.archs)
     click.echo(f"{done.folder}: {kernels} for {archs}, {done.image_bytes:,} B of images")
 
 

@@ -15,7 +15,7 @@ from generator import epilogue
 from generator.arch import parse_arch_list
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
-from generator.cli.options import SIZE, Symbol, filter_options, json_option, library_option, variant_options
+from generator.cli.options import SIZE, Symbol, filter_options, json_option, kernel_options, library_option
 from generator.cli.output import note_left_out
 from generator.device_check import (
     CODES,
@@ -393,7 +393,7 @@ Examples:
 @click.command("bench", help=_BENCH_HELP)
 @click.argument("symbols", nargs=-1, type=Symbol())
 @library_option
-@variant_options
+@kernel_options
 @click.option(
     "--code",
     type=click.Choice(CODES),

@@ -187,20 +187,28 @@ def _dry_run(plans: Sequence[Plan], settings: Settings, recipes: Mapping[Plan, s
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
-        _print_table(rows, plans, [*(["recipe"] if recipes else []), "status"], [])
+        required = [*(["recipe"] if recipes else []), "status"]
+        _print_table(rows, plans, required, [], "--explain --json prints them")
     return 0
 
 
 def _print_table(
-    rows: Sequence[Mapping[str, Scalar]], plans: Sequence[Plan], required: Sequence[str], optional: Sequence[str]
+    rows: Sequence[Mapping[str, Scalar]],
+    plans: Sequence[Plan],
+    required: Sequence[str],
+    optional: Sequence[str],
+    fix: str = "`hgemm list --columns NAMES` shows them",
 ) -> None:
-    """Print a table that fits a line: the required columns, the fields in which the plans differ, and the optional columns."""
+    """Print a table that fits a line: the required columns, the fields in which the plans differ, and the optional columns.
+
+    `fix` says how to see the columns that do not fit.
+    """
     specs = [plan.spec.to_dict() for plan in plans]
     other = differing({name: {spec[name] for spec in specs} for name in BY_FIELD})
     whole = [{**spec, **row} for spec, row in zip(specs, rows, strict=True)]
     table = fitted(whole, required, [*optional[:1], *other, *optional[1:]], line_width())
     click.echo(table.text, nl=False)
-    note = table.note("`hgemm list --columns NAMES` shows them")
+    note = table.note(fix)
     if note:
         click.echo(f"generate: {note}", err=True)
 
@@ -226,7 +234,7 @@ class _Row:
 
 
 def _rows(made: Iterator[Made], tell: OnOutcome) -> tuple[list[_Row], list[Plan]]:
-    """Make all variants. Return their rows and their plans, in the order of the request."""
+    """Make all kernels. Return their rows and their plans, in the order of the request."""
     found: dict[int, tuple[_Row, Plan]] = {}
     with closing(made):
         for one in made:

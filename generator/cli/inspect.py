@@ -81,12 +81,12 @@ Examples:
 @json_option
 @click.pass_context
 def explain_command(ctx: click.Context, symbol: str | None, library: Path, as_json: bool, **options: Any) -> None:
-    asked = _variant(symbol, library, options) if symbol else requested(options)
+    asked = _spec_of_kernel(symbol, library, options) if symbol else requested(options)
     ctx.exit(print_explanations(asked, as_json, Question.of(options)))
 
 
-def _variant(symbol: str, library: Path, options: dict[str, Any]) -> Sweep:
-    """Return the spec of a variant as a request. Raises: RequestError if options of a spec are given as well."""
+def _spec_of_kernel(symbol: str, library: Path, options: dict[str, Any]) -> Sweep:
+    """Return the spec of a kernel as a request. Raises: RequestError if options of a spec are given as well."""
     given = [*texts_of(options), *(["spec"] if options["spec_file"] else [])]
     if given:
         flag = f"--{given[0].replace('_', '-')}"

@@ -21,7 +21,7 @@ from generator.store.query import Selection, check_field, condition_of, fields_i
 from generator.store.schema import schema_text
 from generator.tables import counted, fitted, line_width, to_csv, to_text
 from hgemm.errors import printable
-from hgemm.library import Variant, scan
+from hgemm.library import StoredKernel, scan
 from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 
 # ==== list ====
@@ -125,7 +125,7 @@ def _print_table(rows: list[dict[str, Scalar]], required: list[str]) -> None:
 def _print_json(library: Library, rows: list[dict[str, Scalar]]) -> None:
     """Print the whole records, one a line, each read from its folder and checked."""
     found = (library.get(str(row["symbol"]), verify=False) for row in rows)
-    click.echo(_document(json.dumps(variant.record.data, sort_keys=True) for variant in found if variant))
+    click.echo(_document(json.dumps(stored.record.data, sort_keys=True) for stored in found if stored))
 
 
 def _document(lines: Iterable[str]) -> str:
@@ -185,38 +185,38 @@ def show_command(symbol: str, library: Path, as_json: bool, **views: bool) -> No
     if views["header"] and len(symbols) > 1:
         shown = "".join(f"\n  {one}" for one in symbols[:_SHOWN_SYMBOLS])
         raise RequestError(f"--header describes one kernel, and {symbol!a} matches {len(symbols)}, such as:{shown}")
-    variants = [opened.load(name) for name in symbols]
+    stored_kernels = [opened.load(name) for name in symbols]
     if as_json:
-        click.echo(json.dumps([variant.record.data for variant in variants], sort_keys=True, indent=1))
+        click.echo(json.dumps([stored.record.data for stored in stored_kernels], sort_keys=True, indent=1))
         return
     writers = {"source": _source, "ptx": _ptx, "sass": _sass, "paths": _paths, "header": _header}
     view = given[0] if given else ""
-    for place, variant in enumerate(variants):
-        shown = writers[view](variant) if view else card(variant, opened.measurements(variant.symbol))
+    for place, stored in enumerate(stored_kernels):
+        shown = writers[view](stored) if view else card(stored, opened.measurements(stored.symbol))
         click.echo(("\n" if place and view != "paths" else "") + shown.rstrip("\n"))
 
 
-def _source(variant: Variant) -> str:
-    return printable(variant.source.decode(errors="replace"))
+def _source(stored: StoredKernel) -> str:
+    return printable(stored.source.decode(errors="replace"))
 
 
-def _ptx(variant: Variant) -> str:
-    return variant.artefacts[PTX_NAME].rstrip(b"\0").decode(errors="replace")
+def _ptx(stored: StoredKernel) -> str:
+    return stored.artefacts[PTX_NAME].rstrip(b"\0").decode(errors="replace")
 
 
-def _sass(variant: Variant) -> str:
+def _sass(stored: StoredKernel) -> str:
     from generator.build.inspect import Code, disassemble, read_cubin  # slow to load, and needed only here
 
-    cubin = read_cubin(variant.artefacts[CUBIN_NAME], variant.symbol)
-    return disassemble([Code(variant.record.arch, cubin.text)])[0].text()
+    cubin = read_cubin(stored.artefacts[CUBIN_NAME], stored.symbol)
+    return disassemble([Code(stored.record.arch, cubin.text)])[0].text()
 
 
-def _header(variant: Variant) -> str:
-    return launch_header(variant.record.data)
+def _header(stored: StoredKernel) -> str:
+    return launch_header(stored.record.data)
 
 
-def _paths(variant: Variant) -> str:
-    return "\n".join(str(variant.path(name)) for name in sorted(variant.artefacts))
+def _paths(stored: StoredKernel) -> str:
+    return "\n".join(str(stored.path(name)) for name in sorted(stored.artefacts))
 
 
 # ==== merge ====

@@ -50,7 +50,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 class Symbol(click.ParamType):
-    """The name of a variant. A shell completes it from the library's index."""
+    """The name of a kernel. A shell completes it from the library's index."""
 
     name = "symbol"
 
@@ -85,13 +85,13 @@ _VARIANTS = (
 _KINDS = type_options(several=("layout", "dtype", "acc", "out"))
 
 
-def variant_options(function: AnyFunction) -> AnyFunction:
+def kernel_options(function: AnyFunction) -> AnyFunction:
     """Add --arch, --tile, --kernels and --where, named as the fields of Selection."""
     return _with(function, _VARIANTS)
 
 
 def filter_options(function: AnyFunction) -> AnyFunction:
-    """Add the options of `variant_options` and --layout, --dtype, --acc and --out, named as the fields of Selection."""
+    """Add the options of `kernel_options` and --layout, --dtype, --acc and --out, named as the fields of Selection."""
     return _with(function, (*_VARIANTS[:2], *_KINDS, *_VARIANTS[2:]))
 
 

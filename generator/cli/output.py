@@ -1,4 +1,4 @@
-"""What several verbs print: progress and notes on stderr, and the card of a variant."""
+"""What several verbs print: progress and notes on stderr, and the card of a kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from generator.store.library import Library
 from generator.store.query import Selection, left_out
 from generator.tables import cell, counted
 from hgemm.epilogue import NONE, parse_epilogue
-from hgemm.library import Variant, reject_file
+from hgemm.library import StoredKernel, reject_file
 from hgemm.locations import library_suffix
 
 if TYPE_CHECKING:  # slow to load
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # slow to load
     from generator.build.pipeline import Outcome
 
 HEARTBEAT_S = 10.0
-"""A plain line reports that work goes on after this long without a variant. A kernel of form cute takes 15 s or more."""
+"""A plain line reports that work goes on after this long without a kernel. A kernel of form cute takes 15 s or more."""
 PLANNING_LINE_S = 1.0
 """A terminal shows the progress of planning after this long. Most requests are planned sooner."""
 OnOutcome = Callable[["Outcome"], None]
@@ -47,7 +47,7 @@ _NO_WORK = ("cached", "present")
 
 
 class _Pace:
-    """The rate of built variants, and the time left. Variants that exist already arrive first and are not counted.
+    """The rate of built kernels, and the time left. Kernels that exist already arrive first and are not counted.
 
     If the number of workers is known, the rate comes from the seconds of each build. Otherwise it comes from the clock.
     """
@@ -200,13 +200,13 @@ def _bar(console: Console, total: int) -> Iterator[Callable[..., None]]:
 
 
 def note_left_out(library: Library, selection: Selection, names: Collection[str] = ()) -> None:
-    """Note on stderr the variants that --arch leaves out although they run on its GPUs: those of sm_90a, for sm_90."""
+    """Note on stderr the kernels that --arch leaves out although they run on its GPUs: those of sm_90a, for sm_90."""
     for arch, count in left_out(library, names, selection).items():
         both = f"{selection.arch},{arch.removeprefix('sm_')}"
         click.echo(f"hgemm: {counted(count, 'kernel')} for {arch} left out: use --arch {both}", err=True)
 
 
-# ==== The card of a variant ====
+# ==== The card of a kernel ====
 
 _INDENT = 2
 _NAME_WIDTH = 18
@@ -215,11 +215,11 @@ _PLANNED = ("bank_conflicts", "mma_per_k_tile", "mma_between_stores")
 """Fields of a record's `proof` that are planned, and checked against the machine code. They need no run of the kernel."""
 
 
-def card(variant: Variant, measurements: list[Measurement]) -> str:
+def card(stored: StoredKernel, measurements: list[Measurement]) -> str:
     """Return a record as text, section by section, with the fastest measurement of each problem."""
-    data = variant.record.data
+    data = stored.record.data
     launch, traits = data["launch"], data["traits"]
-    head = {"alias": data["alias"], "arch": data["arch"], "key": data["key"], "folder": str(variant.folder)}
+    head = {"alias": data["alias"], "arch": data["arch"], "key": data["key"], "folder": str(stored.folder)}
     shown_launch = {**launch, "cluster": "x".join(map(str, launch["cluster"])), **_prefixed("grid", launch["grid"])}
     shown_traits = {
         **{name: value for name, value in traits.items() if name not in ("workspace", "min_align")},
@@ -235,7 +235,7 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
         for name, value in data["proof"].get("coverage", {}).items()
     }
     sections: list[tuple[str, Mapping[str, Any]]] = [
-        (variant.symbol + ("  SPILLED" if data["spilled"] else ""), head),
+        (stored.symbol + ("  SPILLED" if data["spilled"] else ""), head),
         ("spec", {**data["spec"], **_expression(data["spec"].get("epilogue", NONE))}),
         ("launch", {name: value for name, value in shown_launch.items() if name != "grid"}),
         ("resources", data["resources"]),
@@ -243,7 +243,7 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
         ("traits", shown_traits),
         ("plan", planned),
         ("accumulation order", data.get("accumulation_order", {})),
-        ("proof", proof or {"none yet": f"hgemm verify --emulate{library_suffix(variant.folder.parent)}"}),
+        ("proof", proof or {"none yet": f"hgemm verify --emulate{library_suffix(stored.folder.parent)}"}),
         ("coverage", covered),
         ("toolchain", {**data["toolchain"], "options": " ".join(data["toolchain"]["options"])}),
         ("seconds", seconds),

@@ -31,7 +31,7 @@ from generator.store.planned import require_planned
 from generator.store.proofs import subject_of
 from hgemm.dispatch_table import DispatchTable
 from hgemm.launch_traits import LaunchTraits
-from hgemm.library import Library, read_variant
+from hgemm.library import Library, read_stored
 from hgemm.measured import read_sessions
 from hgemm.record import SOURCE_NAME
 
@@ -82,13 +82,13 @@ def source_files(library: Library, symbols: Iterable[str], templates: Path) -> d
     """
     files = {"README": README.encode()}
     for symbol in symbols:
-        variant = read_variant(library.folder, symbol)
-        if variant.record.source_name != SOURCE_NAME:
+        stored = read_stored(library.folder, symbol)
+        if stored.record.source_name != SOURCE_NAME:
             raise RequestError(
                 f'{symbol} is a CuTe DSL module, which nvcc cannot compile: exclude it with --where "not form=dsl"'
             )
-        files[f"instances/{symbol}.cu"] = variant.source
-        for path, text in _headers(variant.record.data["inputs"], symbol, templates):
+        files[f"instances/{symbol}.cu"] = stored.source
+        for path, text in _headers(stored.record.data["inputs"], symbol, templates):
             files[f"include/{path}"] = text
     return files
 
@@ -239,7 +239,7 @@ class Export:
 
     folder: Path
     name: str
-    variants: int
+    kernels: int
     archs: tuple[str, ...]
     image_bytes: int
     compiler: str

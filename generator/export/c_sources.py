@@ -14,7 +14,7 @@ from hgemm.dtypes import OUTPUTS
 from hgemm.epilogue import KINDS, MAX_REDUCTIONS, PAIR_COLUMNS, Epilogue
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
-from hgemm.library import Library, read_variant
+from hgemm.library import Library, read_stored
 from hgemm.measured_options import MeasuredOptions, Place
 from hgemm.model.calibrated import DRAM_GBYTES_PER_S, ONE, WAVE_BOUNDS, WAVE_CLASSES, calibration
 from hgemm.octave_grid import ESTIMATE_WEIGHTS, NEAREST, WEIGHTS, relative_ratios
@@ -73,10 +73,10 @@ def pack(library: Library, symbols: Iterable[str], compressed: bool = True) -> I
     names = [*symbols]
     mode = "size" if len(names) <= _SMALL_EXPORT else "balance"
     for symbol in names:
-        variant = read_variant(library.folder, symbol)
-        cubin, text = variant.artefacts[CUBIN_NAME], variant.artefacts[PTX_NAME].rstrip(b"\0") + b"\0"
+        stored = read_stored(library.folder, symbol)
+        cubin, text = stored.artefacts[CUBIN_NAME], stored.artefacts[PTX_NAME].rstrip(b"\0") + b"\0"
         if compressed:
-            number = variant.record.arch.removeprefix("sm_")
+            number = stored.record.arch.removeprefix("sm_")
             code = fat_binary(symbol, {number: cubin}, {number: text}, mode)
             cubins[symbol] = ptx[symbol] = _append(blob, code)
         else:

@@ -51,7 +51,7 @@ typedef struct HgemmKernel {
 
 
 def launch_header(record: Mapping[str, Any]) -> str:
-    """Return the header of a variant's record. Raises LibraryError if the record lacks a field."""
+    """Return the header of a kernel's record. Raises LibraryError if the record lacks a field."""
     traits = LaunchTraits.of(record)
     rules = {rule.operand: rule for rule in traits.tensor_maps}
     maps = ", ".join(_map(rules.get(name)) for name in OPERANDS)

@@ -1,4 +1,4 @@
-"""The variant that a library selects for a problem, and the reason: what `hgemm select` prints."""
+"""The kernel that a library selects for a problem, and the reason: what `hgemm select` prints."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class DenseProblem:
 
 
 def selected(selector: Selector, query: SelectionQuery) -> dict[str, Any]:
-    """Return the selected variant, with the reason as `why`.
+    """Return the selected kernel, with the reason as `why`.
 
-    Raises: LibraryError if no variant supports the problem.
+    Raises: LibraryError if no kernel supports the problem.
     """
     best = selector.choose(query)
     why = _reason(best, selector, query) + _options_reason(best) + _preferred_code(best, selector, query)
@@ -81,7 +81,7 @@ def selected(selector: Selector, query: SelectionQuery) -> dict[str, Any]:
 
 
 def alternatives(selector: Selector, query: SelectionQuery) -> Iterator[dict[str, Any]]:
-    """Yield the other variants that support the problem, best first."""
+    """Yield the other kernels that support the problem, best first."""
     best = selector.choose(query)
     return (row_of(choice) for choice in selector.ranked(query) if choice.row is not best.row)
 
@@ -123,7 +123,7 @@ def _reason(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
 
 
 def _options_reason(choice: Choice) -> str:
-    """Return the options of the launch and where they come from, if the variant leaves any open."""
+    """Return the options of the launch and where they come from, if the kernel leaves any open."""
     if not choice.options:
         return ""
     source = "measured on these tiles" if choice.measured_options else "with the lowest estimate"
@@ -139,7 +139,7 @@ def _order_reason(choice: Choice, query: SelectionQuery) -> str:
 
 
 def _preferred_code(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
-    """Return why the choice precedes variants whose estimates may be smaller, if their code runs in another way."""
+    """Return why the choice precedes kernels whose estimates may be smaller, if their code runs in another way."""
     ways = {other.code_match for other in selector.ranked(query)}
     return f"; {_PREFERRED_CODE[choice.code_match]}" if len(ways) > 1 else ""
 

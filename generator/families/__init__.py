@@ -30,7 +30,7 @@ def family_of(spec: Spec) -> Family:
 
 
 def alias_of(spec: Spec) -> str:
-    """Return the name in the style of CUTLASS's library, for filters that users know; variants may share it."""
+    """Return the name in the style of CUTLASS's library, for filters that users know; kernels may share it."""
     return family_of(spec).alias(spec)
 
 

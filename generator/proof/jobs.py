@@ -41,7 +41,7 @@ from generator.spec import Spec
 from generator.store.library import Library
 from generator.store.proofs import subject_of, unproved, with_proof
 from hgemm.cases import Shape
-from hgemm.library import Variant
+from hgemm.library import StoredKernel
 from hgemm.record import PTX_NAME, dump
 
 TIMEOUT_S = 300.0
@@ -463,80 +463,82 @@ class Emulation:
 
     def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
         """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record."""
-        variants = [self.library.load(symbol) for symbol in symbols]
-        fresh = iter(self._run([variant for variant in variants if not self._is_proved(variant)]))
-        for variant in variants:
-            yield _reused(variant) if self._is_proved(variant) else next(fresh)
+        stored_kernels = [self.library.load(symbol) for symbol in symbols]
+        fresh = iter(self._run([stored for stored in stored_kernels if not self._is_proved(stored)]))
+        for stored in stored_kernels:
+            yield _reused(stored) if self._is_proved(stored) else next(fresh)
 
-    def _is_proved(self, variant: Variant) -> bool:
+    def _is_proved(self, stored: StoredKernel) -> bool:
         """Return whether the record has the proof that a run would give."""
-        data = variant.record.data
+        data = stored.record.data
         again = self.force or self.trust or self.shapes
         return not again and not unproved(data, self.host_toolchain.version()) and data["proof"]["seed"] == self.seed
 
-    def _run(self, variants: Sequence[Variant]) -> Iterator[CheckOutcome]:
-        if variants:
+    def _run(self, stored_kernels: Sequence[StoredKernel]) -> Iterator[CheckOutcome]:
+        if stored_kernels:
             self.host_toolchain.executor()  # build it once, before the processes; its errors are not a kernel's
         proofs = workers(self.jobs, self.timeout_s)
-        with self._judge(len(variants)) as judge:
-            for outcome in proofs.each(partial(self._outcome, judge=judge, proofs=proofs), variants):
+        with self._judge(len(stored_kernels)) as judge:
+            for outcome in proofs.each(partial(self._outcome, judge=judge, proofs=proofs), stored_kernels):
                 if outcome.proof:
                     self._store(outcome)
                 yield self._located(outcome) if outcome.failed else outcome
         trim(self.host_toolchain.cache)
 
     @contextmanager
-    def _judge(self, count: int) -> Iterator[Callable[[Variant], str]]:
-        """Yield a function that returns why a variant is not run, or "". It compiles, in processes if there are several."""
+    def _judge(self, count: int) -> Iterator[Callable[[StoredKernel], str]]:
+        """Yield a function that returns why a kernel is not run, or "". It compiles, in processes if there are several."""
         judge = partial(refusal, templates=self.host_toolchain.templates)
         jobs = min(self.jobs, count)
         if self.trust:
-            yield lambda variant: ""
+            yield lambda stored: ""
         elif jobs < 2:
             yield judge
         else:
             with process_pool(jobs) as pool:
-                yield lambda variant: pool.executor.submit(judge, variant).result()
+                yield lambda stored: pool.executor.submit(judge, stored).result()
 
-    def _outcome(self, variant: Variant, judge: Callable[[Variant], str], proofs: CheckWorkers) -> CheckOutcome:
+    def _outcome(
+        self, stored: StoredKernel, judge: Callable[[StoredKernel], str], proofs: CheckWorkers
+    ) -> CheckOutcome:
         try:
-            why = judge(variant)
+            why = judge(stored)
         except WorkerLost as lost:
             why = f"the process that compiled it again {lost}"
         if why:
-            return CheckOutcome(variant.symbol, error=why)
-        record = variant.record.data
+            return CheckOutcome(stored.symbol, error=why)
+        record = stored.record.data
         if not self.trust:
-            self._subjects[variant.symbol] = subject_of(record)
-        request = request_of(self.host_toolchain, variant.artefacts[PTX_NAME], record, self.shapes, self.seed)
+            self._subjects[stored.symbol] = subject_of(record)
+        request = request_of(self.host_toolchain, stored.artefacts[PTX_NAME], record, self.shapes, self.seed)
         return proofs.check(request)[0]
 
     def _located(self, outcome: CheckOutcome) -> CheckOutcome:
-        variant = self.library.load(outcome.symbol)
-        return located(outcome, variant.artefacts[PTX_NAME], variant.record.data, self.host_toolchain.templates)
+        stored = self.library.load(outcome.symbol)
+        return located(outcome, stored.artefacts[PTX_NAME], stored.record.data, self.host_toolchain.templates)
 
     def _store(self, outcome: CheckOutcome) -> None:
         """Store a proof in the record of the files that it is about, unless they were not checked, or have been replaced."""
-        variant = self.library.load(outcome.symbol)
-        record = variant.record.data
+        stored = self.library.load(outcome.symbol)
+        record = stored.record.data
         new = with_proof(record, outcome.proof)
         if new["proof"]["subject"] != self._subjects.get(outcome.symbol):
             return
         before, after = (dump({**one["proof"], _TIMES: None}) for one in (record, new))
         if before != after:
-            self.library.publish(new, variant.artefacts)
+            self.library.publish(new, stored.artefacts)
 
 
-def _reused(variant: Variant) -> CheckOutcome:
+def _reused(stored: StoredKernel) -> CheckOutcome:
     """Return the outcome of the proof in a record, with the cases of the first run."""
     from generator.proof.proving import order_names  # imports NumPy
 
-    proof = variant.record.data["proof"]
+    proof = stored.record.data["proof"]
     checks = [
         {"case": case, "passed": True, "reason": "", "findings": [], "max_bound_ratio": proof["max_bound_ratio"]}
-        for case in (*proof["shapes"], *order_names(variant.record.data))
+        for case in (*proof["shapes"], *order_names(stored.record.data))
     ]
-    return CheckOutcome(variant.symbol, tuple(checks), reused=True)
+    return CheckOutcome(stored.symbol, tuple(checks), reused=True)
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ _toolchain = cache(host_toolchain)
 @cache
 def _executable(folder: Path, symbol: str, key: str, toolchain: HostToolchain) -> Executable:
     """Return a kernel of a library for the CPU. `key` is that of its record."""
-    variant = Library(folder).load(symbol)
-    if reason := foreign(variant, toolchain.templates) or foreign_ptx(variant, toolchain.templates):
+    stored = Library(folder).load(symbol)
+    if reason := foreign(stored, toolchain.templates) or foreign_ptx(stored, toolchain.templates):
         raise VerificationError({symbol: f"{reason}, so it does not run on the CPU: generate it again"})
-    ptx = variant.artefacts[PTX_NAME].decode()
-    return load(Subject(symbol, ptx, variant.record.data, 0), toolchain)
+    ptx = stored.artefacts[PTX_NAME].decode()
+    return load(Subject(symbol, ptx, stored.record.data, 0), toolchain)

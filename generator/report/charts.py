@@ -255,12 +255,12 @@ def _draw_ratios(
 
 
 _MARKS = ((1, 4, 4.0), (4, 16, 6.5), (16, math.inf, 10.0))
-"""For a number of variants at one place, from the first to below the second: the width of the mark in points."""
+"""For a number of kernels at one place, from the first to below the second: the width of the mark in points."""
 _MARKS_LEGEND = "larger: 4 or more, 16 or more kernels"
 
 
 def resources(records: Sequence[Record]) -> list[Figure]:
-    """Return the charts of registers, shared memory, occupancy and compile time; no chart without variants."""
+    """Return the charts of registers, shared memory, occupancy and compile time; no chart without kernels."""
     if not records:
         return []
     archs = in_order({record.arch for record in records})
@@ -341,7 +341,7 @@ def _draw_seconds(seconds: Sequence[float], canvas: Any) -> None:
 
 @dataclass(frozen=True)
 class Spot:
-    """Variants at one place of a roofline. The mark links to the first one. Units: `x` FLOP/byte; rates are TFLOP/s."""
+    """Kernels at one place of a roofline. The mark links to the first one. Units: `x` FLOP/byte; rates are TFLOP/s."""
 
     x: float
     limit: float
@@ -351,7 +351,7 @@ class Spot:
 
 
 def rooflines(records: Iterable[Record], points: Sequence[Point]) -> tuple[list[Figure], int, list[str]]:
-    """Return a roofline for each card, the number of variants that no card's table supports, and cards without a slope.
+    """Return a roofline for each card, the number of kernels that no card's table supports, and cards without a slope.
 
     A card has no slope if its table has no rate of L2, and nothing was measured on it.
     """
@@ -383,7 +383,7 @@ def _card_of(device: str) -> Card | None:
 
 
 def _spot(record: Record, card: Card, measured: float | None) -> Spot | None:
-    """Return the place of a variant on a card's roofline; None if the card's table lacks a number."""
+    """Return the place of a kernel on a card's roofline; None if the card's table lacks a number."""
     spec = record.data["spec"]
     try:
         part = k_tile(spec, card)

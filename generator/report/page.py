@@ -1,4 +1,4 @@
-"""The page of a report: the data of all variants, the sections with charts, and the HTML document. It needs no network."""
+"""The page of a report: the data of all kernels, the sections with charts, and the HTML document. It needs no network."""
 
 from __future__ import annotations
 
@@ -80,26 +80,26 @@ COLUMNS = (
 CHOSEN = ("arch", "layout", "dtype_a", "acc", "dtype_d", "cta_tile", "schedule")
 """Columns that can be filtered by a list of values."""
 PACK = 32
-"""Variants compressed together: few enough to unpack quickly, and enough to share content."""
+"""Kernels compressed together: few enough to unpack quickly, and enough to share content."""
 _ZLIB_LEVEL = 9
 _HIDDEN_FIELDS = ("schema", "symbol", "inputs")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A variant of the library: its checked record, and its source."""
+    """A kernel of the library: its checked record, and its source."""
 
     record: Record
     source: str
 
 
-def variants(
+def kernels_data(
     entries: Sequence[Entry], points: Sequence[Point], predictions: Mapping[str, Predicted] | None = None
 ) -> dict[str, Any]:
-    """Return the data of the table and of the variants' pages, as JSON.
+    """Return the data of the table and of the kernels' pages, as JSON.
 
-    Fields: `columns` and `rows` form the table. `packs` and `pictures` are compressed JSON (zlib, base64). Variant i is entry
-        i % PACK of pack i // PACK. A variant's page refers to pictures by their index.
+    Fields: `columns` and `rows` form the table. `packs` and `pictures` are compressed JSON (zlib, base64). Kernel i is entry
+        i % PACK of pack i // PACK. A kernel's page refers to pictures by their index.
     """
     known = {entry.record.symbol: entry.record.key for entry in entries}
     measured = _measured(points, known)
@@ -123,7 +123,7 @@ def variants(
 
 @dataclass(frozen=True)
 class _Time:
-    """A variant on a problem. `won`: no other variant of ours was faster."""
+    """A kernel on a problem. `won`: no other kernel of ours was faster."""
 
     point: Point
     time_us: float
@@ -150,7 +150,7 @@ class _Time:
 
 
 def _measured(points: Iterable[Point], known: dict[str, str]) -> dict[str, list[_Time]]:
-    """Return the times of each known variant. Times of a kernel with the same symbol and another content key are skipped."""
+    """Return the times of each known kernel. Times of a kernel with the same symbol and another content key are skipped."""
     found: dict[str, list[_Time]] = {}
     for point in points:
         for symbol, time_us in point.times_us.items():
@@ -172,14 +172,14 @@ def _row(record: Record, times: Sequence[_Time], rate: Predicted | None) -> list
 
 
 class _PictureList:
-    """The pictures of all variants, each stored once."""
+    """The pictures of all kernels, each stored once."""
 
     def __init__(self) -> None:
         self._pictures = Pictures()
         self.places: dict[str, int] = {}
 
     def of(self, record: Record) -> list[list[Any]]:
-        """Return the caption and the index of each picture of a variant; none if its spec cannot be planned."""
+        """Return the caption and the index of each picture of a kernel; none if its spec cannot be planned."""
         try:
             drawn = self._pictures.of(plan_of(Spec.from_dict(record.data["spec"])))
         except (HgemmError, ValueError, KeyError, TypeError):
@@ -216,12 +216,12 @@ def _packed(value: Any) -> str:
 
 
 def read_entries(library: Any, symbols: Iterable[str]) -> Iterator[Entry | HgemmError]:
-    """Yield each variant with checked hashes, or the error if the check fails."""
+    """Yield each kernel with checked hashes, or the error if the check fails."""
     for symbol in symbols:
         try:
-            variant = library.get(symbol)
-            if variant is not None:
-                yield Entry(variant.record, variant.source.decode("utf-8", "replace"))
+            stored = library.get(symbol)
+            if stored is not None:
+                yield Entry(stored.record, stored.source.decode("utf-8", "replace"))
         except HgemmError as error:
             yield error
 
@@ -253,9 +253,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A report: checked variants, measured points and ladders.
+    """A report: checked kernels, measured points and ladders.
 
-    Fields: `notes` are sentences about skipped variants; `ladders` are documents of `generator.ladders.results`.
+    Fields: `notes` are sentences about skipped kernels; `ladders` are documents of `generator.ladders.results`.
     """
 
     title: str
@@ -272,7 +272,7 @@ class Report:
 
     @cached_property
     def predictions(self) -> dict[str, Predicted]:
-        """The predictions of the variants that have any, by symbol."""
+        """The predictions of the kernels that have any, by symbol."""
         return predicted(entry.record for entry in self.entries)
 
     @property
@@ -303,7 +303,7 @@ class Report:
             style=Markup(style),
             script=Markup(script),
             script_hash=f"sha256-{digest}",
-            data=Markup(_embedded(variants(self.entries, self.points, self.predictions))),
+            data=Markup(_embedded(kernels_data(self.entries, self.points, self.predictions))),
         )
 
     def _summary(self) -> str:
@@ -428,7 +428,7 @@ def write_report(
 ) -> Iterator[Path]:
     """Write the report to `to`, and its pictures to the folder `png` if given. Yield each written path.
 
-    Variants that fail their checks are skipped. `warn` is called with a line for each, and the report says so.
+    Kernels that fail their checks are skipped. `warn` is called with a line for each, and the report says so.
     """
     require_matplotlib()
     require_writable(to, "--to")

@@ -38,9 +38,9 @@ _DOCUMENT = fields(
 class Point:
     """One measurement of one problem.
 
-    Fields: `times_us` maps our variants to their times; `ours` is the fastest of them.
+    Fields: `times_us` maps our kernels to their times; `ours` is the fastest of them.
         `baseline_us` and `ratios` have `first` (the baseline's own choice) and `best` (its fastest proposal), if measured.
-        A ratio is the baseline's time over ours. `keys` maps variants to content keys, if the file has them.
+        A ratio is the baseline's time over ours. `keys` maps kernels to content keys, if the file has them.
     """
 
     work: Work
@@ -118,7 +118,7 @@ def _of_result(document: Mapping[str, Any], result: Mapping[str, Any]) -> Iterat
     roles = {role: result.get(role) for role in ("first", "best")}
     ratios = {role: result[f"ratio_{role}"]["median"] for role in roles if f"ratio_{role}" in result}
     times_us: dict[str, float] = {}
-    for name in filter(lambda name: name.startswith("hgemm_"), times):  # a variant may have several launch options
+    for name in filter(lambda name: name.startswith("hgemm_"), times):  # a kernel may have several launch options
         symbol = symbol_of(name)
         times_us[symbol] = min(times[name], times_us.get(symbol, times[name]))
     yield Point(

@@ -1,4 +1,4 @@
-"""What a report shows of variants that nothing has measured: predicted rates, what limits them, and their proofs."""
+"""What a report shows of kernels that nothing has measured: predicted rates, what limits them, and their proofs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hgemm.record import Record
 SIDES = (512, 1024, 2048, 4096, 8192, 16384)
 """m, n and k of the predicted problems."""
 USUAL_SIDE = 4096
-"""m, n and k of the problem whose prediction is in the table of variants."""
+"""m, n and k of the problem whose prediction is in the table of kernels."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions of one variant on a card, for squares of SIDES.
+    """The predictions of one kernel on a card, for squares of SIDES.
 
     Units: `rates` are TFLOP/s.
     Fields: `bounds` says for each problem what limits it; `fitted` tells where the model's constants come from.
@@ -41,12 +41,12 @@ class Predicted:
 
     @property
     def usual(self) -> float:
-        """The rate on the problem in the table of variants."""
+        """The rate on the problem in the table of kernels."""
         return self.rates[SIDES.index(USUAL_SIDE)]
 
 
 def predicted(records: Iterable[Record]) -> dict[str, Predicted]:
-    """Return the predictions by symbol, on the usual card of each architecture. Variants without a table are left out."""
+    """Return the predictions by symbol, on the usual card of each architecture. Kernels without a table are left out."""
     found = (_predicted(record) for record in records)
     return {one.record.symbol: one for one in found if one is not None}
 
@@ -76,7 +76,7 @@ def short_name(symbol: str) -> str:
 
 
 def prediction_figures(found: Sequence[Predicted]) -> list[Figure]:
-    """Return a chart of predicted rates for each card, and one of what limits the variants."""
+    """Return a chart of predicted rates for each card, and one of what limits the kernels."""
     figures = []
     for card, of_card in _by_card(found).items():
         best = max(of_card, key=lambda one: (max(one.rates), one.record.symbol))
@@ -143,7 +143,7 @@ def _draw_bounds(counts: Mapping[tuple[str, str], int], canvas: Any) -> None:
 
 
 def fastest_table(found: Sequence[Predicted]) -> dict[str, Any]:
-    """Return a table of the variant that is fastest by prediction, for each card and size."""
+    """Return a table of the kernel that is fastest by prediction, for each card and size."""
     rows = []
     for card, of_card in _by_card(found).items():
         for at, side in enumerate(SIDES):

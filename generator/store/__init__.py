@@ -1,1 +1,1 @@
-"""A library of variants: folders that are the truth, and the index that answers for them."""
+"""A library of kernels: folders that are the truth, and the index that answers for them."""

@@ -241,7 +241,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# ---- Failures: the source and the compiler's log of a variant that did not compile, until it does --------------------
+# ---- Failures: the source and the compiler's log of a kernel that did not compile, until it does --------------------
 
 FAILED_NAME = "failed"
 LOG_NAME = "compile.log"
@@ -260,7 +260,7 @@ def keep_failure(library: Path, source: str, source_name: str, error: BuildError
 
 
 def forget_failure(library: Path, symbol: str) -> None:
-    """Remove the failure of a variant that now compiles."""
+    """Remove the failure of a kernel that now compiles."""
     place = library / FAILED_NAME / symbol
     if _is_kept(place):
         for name in (*SOURCE_NAMES, LOG_NAME):

@@ -146,10 +146,10 @@ CREATE INDEX measurements_session ON measurements (session);
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time of one variant on one problem, with everything needed to repeat the measurement.
+    """The time of one kernel on one problem, with everything needed to repeat the measurement.
 
     `problem`, `clocks`, `toolchain` and `details` are JSON documents, `date` is ISO 8601 in UTC, `key` is the content key of
-    the variant.
+    the kernel.
     """
 
     session: str
@@ -354,7 +354,7 @@ class Index:
             self._database.execute("DELETE FROM sessions WHERE name = ?", (name,))
 
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
-        """Return the measurements of one variant, or of all, oldest session first."""
+        """Return the measurements of one kernel, or of all, oldest session first."""
         query = f"SELECT {MEASURED}, hash FROM measurements WHERE ?1 IS NULL OR symbol = ?1 ORDER BY session, id"
         found = []
         for *row, digest in self._database.execute(query, (symbol,)):

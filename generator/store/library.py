@@ -1,4 +1,4 @@
-"""A library: a folder of variants. The folders are the truth; an index answers queries about them."""
+"""A library: a folder of kernels. The folders are the truth; an index answers queries about them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from generator.store.index import (
 )
 from generator.store.planned import require_planned
 from hgemm.library import (
-    MissingVariantError,
-    UnusableVariantError,
-    Variant,
+    MissingKernelError,
+    StoredKernel,
+    UnusableKernelError,
     check_symbol,
-    read_variant,
+    read_stored,
     require_library,
     scan,
     stamp_of,
@@ -57,12 +57,12 @@ from hgemm.record import dump as dump_record
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether a file of this name in a variant's folder was written by the generator."""
+    """Tell whether a file of this name in a kernel's folder was written by the generator."""
     return name in (RECORD_NAME, MODULE_NAME, *ARTEFACTS)
 
 
-def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, bytes]) -> tuple[Record, str]:
-    """Write the folder of a variant, replace an existing one, and return the record and its stamp.
+def write_stored(library: Path, data: dict[str, Any], artefacts: Mapping[str, bytes]) -> tuple[Record, str]:
+    """Write the folder of a kernel, replace an existing one, and return the record and its stamp.
 
     Raises: LibraryError where the record is malformed, does not describe the artefacts, or cannot be written; or if the library
         lies in an exported C library.
@@ -78,36 +78,36 @@ def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, b
             raise LibraryError(
                 f"{record.symbol}: the SHA-256 in the record is not that of {name}: write the record from these files"
             )
-    found = Variant(record, library / record.symbol, artefacts, record.dump().encode())
-    return record, _write_variants(library, [found])[record.symbol]
+    found = StoredKernel(record, library / record.symbol, artefacts, record.dump().encode())
+    return record, _write_all(library, [found])[record.symbol]
 
 
-def _write_variants(library: Path, variants: Sequence[Variant]) -> dict[str, str]:
-    """Write the folders of variants whose records describe their artefacts. Return the stamps of the records by symbol."""
+def _write_all(library: Path, stored_kernels: Sequence[StoredKernel]) -> dict[str, str]:
+    """Write the folders of kernels whose records describe their artefacts. Return the stamps of the records by symbol."""
     reject_export(library)
-    for variant in variants:
-        _refuse_collision(library / check_symbol(variant.symbol), variant.record)
-    doing = library / variants[0].symbol if len(variants) == 1 else library
+    for stored in stored_kernels:
+        _refuse_collision(library / check_symbol(stored.symbol), stored.record)
+    doing = library / stored_kernels[0].symbol if len(stored_kernels) == 1 else library
     with disk_errors("write", doing):
         library.mkdir(parents=True, exist_ok=True)
         folders = {}
-        for variant in variants:
-            place = library / variant.symbol
+        for stored in stored_kernels:
+            place = library / stored.symbol
             with suppress(FileNotFoundError):
                 if not stat.S_ISDIR(os.lstat(place).st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, "a file has the name of this folder")
-            as_written = variant.document if is_canonical(variant.document) else variant.record.dump().encode()
-            folders[place] = {**variant.artefacts, RECORD_NAME: as_written}
+            as_written = stored.document if is_canonical(stored.document) else stored.record.dump().encode()
+            folders[place] = {**stored.artefacts, RECORD_NAME: as_written}
         written = write_folders(folders, is_ours)
     return {place.name: stamp_of(files[RECORD_NAME]) for place, files in written.items()}
 
 
 def _refuse_collision(place: Path, record: Record) -> None:
-    """Raise LibraryError if a variant of another spec has this symbol: the hashes of two specs begin alike."""
+    """Raise LibraryError if a kernel of another spec has this symbol: the hashes of two specs begin alike."""
     if not os.path.lexists(place):
         return
     try:
-        present = read_variant(place.parent, place.name, verify=False).record.data["spec"]
+        present = read_stored(place.parent, place.name, verify=False).record.data["spec"]
     except LibraryError:
         return
     spec = record.data["spec"]
@@ -134,24 +134,24 @@ class Library:
     _warned: set[str] = field(default_factory=set, init=False, compare=False, repr=False)
 
     def publish(self, record: dict[str, Any], files: Mapping[str, bytes]) -> Path:
-        """Write a variant, replace one of the same symbol, and return its folder.
+        """Write a kernel, replace one of the same symbol, and return its folder.
 
         Raises: LibraryError if the record or the files are malformed, or the disk fails.
         """
-        written, stamp = write_variant(self.folder, record, files)
+        written, stamp = write_stored(self.folder, record, files)
         self._add_to_index([(written, stamp)])
         return self.folder / written.symbol
 
-    def publish_read(self, variants: Sequence[Variant]) -> None:
-        """Write variants that were read, with their files, from other libraries. The disk is waited for once.
+    def publish_read(self, stored_kernels: Sequence[StoredKernel]) -> None:
+        """Write kernels that were read, with their files, from other libraries. The disk is waited for once.
 
         Raises: LibraryError if the disk fails.
         """
-        stamps = _write_variants(self.folder, variants)
-        self._add_to_index([(variant.record, stamps[variant.symbol]) for variant in variants])
+        stamps = _write_all(self.folder, stored_kernels)
+        self._add_to_index([(stored.record, stamps[stored.symbol]) for stored in stored_kernels])
 
     def remove(self, symbols: Iterable[str]) -> None:
-        """Delete variants. Files in their folders that the generator did not write stay.
+        """Delete kernels. Files in their folders that the generator did not write stay.
 
         Raises: LibraryError if the disk fails.
         """
@@ -172,20 +172,20 @@ class Library:
         except (sqlite3.Error, OSError) as error:
             _LOG.info("kernels are written; the index of %s will be updated later (%s)", self.folder, error)
 
-    def load(self, symbol: str, verify: bool = True) -> Variant:
-        """Read a variant. With `verify`, read its files too and check their hashes.
+    def load(self, symbol: str, verify: bool = True) -> StoredKernel:
+        """Read a kernel. With `verify`, read its files too and check their hashes.
 
-        Raises: RequestError for a malformed symbol; LibraryError if the variant is missing or fails a check.
+        Raises: RequestError for a malformed symbol; LibraryError if the kernel is missing or fails a check.
         """
-        variant = read_variant(self.folder, symbol, verify)
-        require_planned(variant.record, variant.folder)
-        return variant
+        stored = read_stored(self.folder, symbol, verify)
+        require_planned(stored.record, stored.folder)
+        return stored
 
-    def get(self, symbol: str, verify: bool = True) -> Variant | None:
-        """Read a variant like `load`, or return None if it is missing."""
+    def get(self, symbol: str, verify: bool = True) -> StoredKernel | None:
+        """Read a kernel like `load`, or return None if it is missing."""
         try:
             return self.load(symbol, verify)
-        except MissingVariantError:
+        except MissingKernelError:
             return None
 
     def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
@@ -194,10 +194,10 @@ class Library:
         return [row for row in found if self._is_usable(row)]
 
     def _is_usable(self, row: Mapping[str, Scalar]) -> bool:
-        """Return whether this version has the words of a variant. The index may be older. Warn if not."""
+        """Return whether this version has the words of a kernel. The index may be older. Warn if not."""
         word = unknown_kind_word(row)
         if word:
-            warn_once(str(UnusableVariantError.of(self.folder / str(row["symbol"]), word)))
+            warn_once(str(UnusableKernelError.of(self.folder / str(row["symbol"]), word)))
         return not word
 
     def _scan_rows(self, where: Node) -> list[dict[str, Scalar]]:
@@ -207,20 +207,20 @@ class Library:
     def records(self, where: Node = EVERYTHING) -> Iterator[Record]:
         """Yield the records that meet a condition, read from their folders and checked."""
         for row in self.rows(where):
-            variant = self.get(str(row["symbol"]), verify=False)
-            if variant:
-                yield variant.record
+            stored = self.get(str(row["symbol"]), verify=False)
+            if stored:
+                yield stored.record
 
     def field_names(self) -> set[str]:
-        """Return the names of all fields that any variant has."""
+        """Return the names of all fields that any kernel has."""
         return {name for row in self.rows() for name in row}
 
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
-        """Return the measurements of one variant, or of all. Return none if the index cannot be read."""
+        """Return the measurements of one kernel, or of all. Return none if the index cannot be read."""
         return self._ask(lambda index: index.measurements(symbol), list)
 
     def reindex(self) -> int:
-        """Rebuild the index from the folders and the measurement files, and return the number of variants.
+        """Rebuild the index from the folders and the measurement files, and return the number of kernels.
 
         Raises: LibraryError if the folder cannot be read or the index cannot be written.
         """
@@ -286,16 +286,16 @@ class Library:
         return index
 
     def _read(self, symbols: Mapping[str, str]) -> Iterator[Record]:
-        """Yield the records of these variants. Skip one that fails a check, with a warning.
+        """Yield the records of these kernels. Skip one that fails a check, with a warning.
 
         They are not compared with their plans: a list shows what is there, and `load` decides what is used.
         """
         for symbol in sorted(symbols):
             try:
-                yield read_variant(self.folder, symbol, verify=False).record
-            except MissingVariantError:
+                yield read_stored(self.folder, symbol, verify=False).record
+            except MissingKernelError:
                 continue
-            except UnusableVariantError as error:
+            except UnusableKernelError as error:
                 warn_once(str(error))
             except LibraryError as error:
                 self._warn(str(error))

@@ -25,23 +25,23 @@ from generator.store.library import join_sessions as join
 from generator.store.proofs import unproved
 from generator.tables import counted
 from hgemm.disk import TEMPORARY, is_stale, is_unreadable, open_folder, require_writable
-from hgemm.library import Variant, is_symbol, read_artefact, read_record, read_variant, require_library, scan
+from hgemm.library import StoredKernel, is_symbol, read_artefact, read_record, read_stored, require_library, scan
 from hgemm.measured import FOLDER
 from hgemm.record import RECORD_NAME, SOURCE_NAMES, Record
 
 Tell = Callable[[str, str, float], None]
-"""Receives for each variant its symbol, `added`, `replaced` or `present`, and the seconds that it took."""
+"""Receives for each kernel its symbol, `added`, `replaced` or `present`, and the seconds that it took."""
 
 _LOG = logging.getLogger(__name__)
 _MAX_SHOWN = 20
 _KEY_DIGITS = 16
 _BATCH = 128
-"""Variants that a merge writes before it waits for the disk."""
+"""Kernels that a merge writes before it waits for the disk."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The number of variants that were added, that replaced one without a proof, and that were present; measurements added."""
+    """The number of kernels that were added, that replaced one without a proof, and that were present; measurements added."""
 
     library: Path
     added: int
@@ -52,7 +52,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class _Found:
-    """A variant of one library that passed all checks. `files` are the hashes of its files."""
+    """A kernel of one library that passed all checks. `files` are the hashes of its files."""
 
     library: Path
     key: str
@@ -61,11 +61,11 @@ class _Found:
 
 
 def merge(sources: Sequence[Path], target: Path, tell: Tell, executor: str = "") -> Merged:
-    """Add the variants and measurements of the libraries at `sources` to `target`, which may be one of them.
+    """Add the kernels and measurements of the libraries at `sources` to `target`, which may be one of them.
 
     Every library is read and every hash is checked before anything is written. After an interrupted run, run it again. Of
-    equal variants, one with a proof is taken: a proof about these files, of version `executor` if that is given.
-    Raises: LibraryError if a source is damaged, or variants of one symbol have different content keys or files.
+    equal kernels, one with a proof is taken: a proof about these files, of version `executor` if that is given.
+    Raises: LibraryError if a source is damaged, or kernels of one symbol have different content keys or files.
     """
     reject_export(target)
     folders = _distinct(sources)
@@ -113,7 +113,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _check(folder: Path, symbol: str, executor: str) -> _Found:
-    """Read a variant and check all hashes. Raises: LibraryError if a check fails."""
+    """Read a kernel and check all hashes. Raises: LibraryError if a check fails."""
     return _described(folder, Library(folder).load(symbol).record, executor)
 
 
@@ -123,7 +123,7 @@ def _described(folder: Path, record: Record, executor: str) -> _Found:
 
 
 def _sound_of_target(target: Path, executor: str) -> dict[str, list[_Found]]:
-    """Return the variants of the target. A damaged one counts as missing. Raises: LibraryError if one cannot be read."""
+    """Return the kernels of the target. A damaged one counts as missing. Raises: LibraryError if one cannot be read."""
     found: dict[str, list[_Found]] = {}
     for symbol in sorted(scan(target)) if target.exists() else ():
         try:
@@ -168,17 +168,17 @@ def _best(candidates: Sequence[_Found]) -> _Found:
     return next((one for one in candidates if one.proved), candidates[0])
 
 
-def _loaded(found: _Found, symbol: str) -> Variant:
-    variant = read_variant(found.library, symbol)
-    now = _described(found.library, variant.record, "")
+def _loaded(found: _Found, symbol: str) -> StoredKernel:
+    stored = read_stored(found.library, symbol)
+    now = _described(found.library, stored.record, "")
     if (now.key, now.files) != (found.key, found.files):
         raise LibraryError(
-            f"{variant.folder} was replaced by another process: run the merge again when that process is done"
+            f"{stored.folder} was replaced by another process: run the merge again when that process is done"
         )
-    return variant
+    return stored
 
 
-# ---- Garbage: temporary files of killed processes, kept failures, damaged variants ----------------------------------
+# ---- Garbage: temporary files of killed processes, kept failures, damaged kernels ----------------------------------
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _remove_stale(path: Path, dry_run: bool) -> Removal:
 
 
 def _remove_failure(place: Path, dry_run: bool) -> Removal:
-    """Remove the source and log of a variant that did not compile."""
+    """Remove the source and log of a kernel that did not compile."""
     size_bytes = _size_bytes(place)
     if not dry_run:
         forget_failure(place.parents[1], place.name)
@@ -253,7 +253,7 @@ def _size_bytes(folder: Path) -> int:
 
 
 def _remove_broken(place: Path, dry_run: bool) -> Removal | None:
-    """Remove a variant that fails a check. Its source stays unless a sound record rejects it."""
+    """Remove a kernel that fails a check. Its source stays unless a sound record rejects it."""
     folder = open_folder(place)
     try:
         reason = _fault(place)
@@ -289,7 +289,7 @@ def _is_kept(entry: os.DirEntry[str], place: Path, folder: int) -> bool:
 
 
 def _fault(place: Path) -> str:
-    """Return the failed check of a variant, or an empty text. A variant that cannot be read may be sound."""
+    """Return the failed check of a kernel, or an empty text. A kernel that cannot be read may be sound."""
     try:
         Library(place.parent).load(place.name)
     except LibraryError as error:

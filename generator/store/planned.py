@@ -17,7 +17,7 @@ def deviation(record: Record) -> str:
 
     A record of another version may have another plan. It is not compared.
     """
-    from generator.planner import plan_of  # imports all families, which a list of known variants does not need
+    from generator.planner import plan_of  # imports all families, which a list of known kernels does not need
     from generator.spec import Spec
 
     data = record.data

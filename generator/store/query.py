@@ -1,4 +1,4 @@
-"""Queries on a library: the fields that can be named, the language of `--where`, and the choice of variants."""
+"""Queries on a library: the fields that can be named, the language of `--where`, and the choice of kernels."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _number(text: str) -> int | float:
     return value
 
 
-# ---- Choosing variants ----------------------------------------------------------------------------------------------
+# ---- Choosing kernels ----------------------------------------------------------------------------------------------
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 MAX_CANDIDATES = 5
@@ -328,7 +328,7 @@ def nothing_matches(library: Library) -> LibraryError:
 
 
 def left_out(library: Library, names: Collection[str], selection: Selection) -> dict[str, int]:
-    """Count, by architecture, the variants that only --arch excludes although its GPUs run them: sm_90a for sm_90.
+    """Count, by architecture, the kernels that only --arch excludes although its GPUs run them: sm_90a for sm_90.
 
     Raises: as `choose`.
     """

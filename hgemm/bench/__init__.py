@@ -1,4 +1,4 @@
-"""The benchmark times a library's variants and cuBLASLt in turns, in one process.
+"""The benchmark times a library's kernels and cuBLASLt in turns, in one process.
 
 It needs only the driver and NumPy.
 """

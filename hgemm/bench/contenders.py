@@ -1,4 +1,4 @@
-"""Which launch options to measure, for variants that leave some open, and the names of the contenders."""
+"""Which launch options to measure, for kernels that leave some open, and the names of the contenders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERS_TRIED = 3
 
 
 def contender_name(traits: LaunchTraits, options: LaunchOptions | None) -> str:
-    """Return the name of a variant with launch options: the symbol, then the options that it leaves open."""
+    """Return the name of a kernel with launch options: the symbol, then the options that it leaves open."""
     text = options.text(traits.decides_splits, traits.decides_raster) if options else ""
     return f"{traits.symbol} {text}".rstrip()
 
@@ -45,7 +45,7 @@ def query_of(work: Work) -> SelectionQuery:
 def options_to_try(
     row: Row, work: Work, target: Target, count: int, known: LaunchOptions | None = None
 ) -> list[LaunchOptions | None]:
-    """Return at most `count` options of launches of a variant, the most promising first; [None] if it leaves none open.
+    """Return at most `count` options of launches of a kernel, the most promising first; [None] if it leaves none open.
 
     `known` are the best ones of earlier measurements. They and the default come first, then no splits, then the lowest estimates.
     """
@@ -76,8 +76,8 @@ def rasters_to_try(row: Row, work: Work, target: Target, options: LaunchOptions)
     return [replace(options, raster_tiles=one) for one in tried if one != options.raster_tiles]
 
 
-def one_per_variant(names: Sequence[str]) -> list[str]:
-    """Return the first contender of each variant."""
+def one_per_kernel(names: Sequence[str]) -> list[str]:
+    """Return the first contender of each kernel."""
     found: dict[str, str] = {}
     for name in names:
         found.setdefault(symbol_of(name), name)

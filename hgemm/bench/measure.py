@@ -592,7 +592,7 @@ def measure(
 ) -> dict[str, Any]:
     """Measure one problem in one state of STATES. Return a result that can be written as JSON.
 
-    `options_of` gives the launch options to measure of a variant. Without it, each variant has its default options.
+    `options_of` gives the launch options to measure of a kernel. Without it, each kernel has its default options.
 
     Raises: LostDevice if a kernel faults; DeviceError if memory is too small. Other failures are listed in `refused`.
     """
@@ -617,11 +617,11 @@ def measure(
 
 
 OptionsOf = Callable[[Kernel, Work], Sequence[LaunchOptions | None]]
-"""Function that gives the launch options to measure of a variant, [None] if it leaves none open."""
+"""Function that gives the launch options to measure of a kernel, [None] if it leaves none open."""
 
 
 def lowest_estimates(device: Device, count: int, kernel: Kernel, work: Work) -> list[LaunchOptions | None]:
-    """Return the launch options of a variant with the lowest estimates, the default first."""
+    """Return the launch options of a kernel with the lowest estimates, the default first."""
     if not (kernel.traits.decides_splits or kernel.traits.decides_raster):
         return [None]
     return options_to_try(row_of(kernel.traits, kernel.record), work, Target.of(device), count)

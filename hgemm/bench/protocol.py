@@ -18,7 +18,7 @@ class Protocol:
     Fields:
         `seconds`: time of all paired rounds of a problem; exceeded if `rounds` rounds of one launch take longer.
         `screen_ms`: length of one screening sample. Each contender gets `screen_samples`.
-        `finalists`: number of variants, and of baseline algorithms, that are timed in rounds.
+        `finalists`: number of kernels, and of baseline algorithms, that are timed in rounds.
         `turn_blocks`: consecutive blocks of a contender in its turn. Only the second half counts, because
             the clock settles at the power limit during the first.
         `warm_up_s`, `rewarm_s`: load before the first problem, and before each later one.

@@ -52,7 +52,7 @@ def row(result: Result) -> dict[str, Any]:
 
 
 def line(result: Result) -> str:
-    """Format one result as a line: problem, rate and variant, both ratios, clock and power."""
+    """Format one result as a line: problem, rate and kernel, both ratios, clock and power."""
     work, it = Work(**result["work"]), row(result)
     name = f"{work.shape} {work.layout}{work.epilogue}"
     if not it["ours"]:

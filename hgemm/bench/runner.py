@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from hgemm.bench.baselines import CublasLt, Torch
-from hgemm.bench.contenders import one_per_variant, query_of, symbol_of
+from hgemm.bench.contenders import one_per_kernel, query_of, symbol_of
 from hgemm.bench.device import Watchdog
 from hgemm.bench.measure import (
     STATES,
@@ -59,7 +59,7 @@ def scaled_to_rounds(result: Mapping[str, Any]) -> dict[str, float]:
     """Return a result's screened times, scaled to the clocks of its rounds.
 
     Short samples run at other clocks than rounds. The scale is the median ratio of finalists' times in rounds to their
-    screened times. Without it, variants that were only screened would seem faster or slower than finalists.
+    screened times. Without it, kernels that were only screened would seem faster or slower than finalists.
     """
     screened, figures = result["screened_us"], result["figures"]
     both = [figures[name]["time_us"] / us for name, us in screened.items() if name in figures and us > 0]
@@ -68,13 +68,13 @@ def scaled_to_rounds(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def times_of(result: Mapping[str, Any]) -> dict[str, VariantTime]:
-    """Return our times by contender, one per variant: the choice first, then finalists by time, then the screened ones."""
+    """Return our times by contender, one per kernel: the choice first, then finalists by time, then the screened ones."""
     figures, refused = result["figures"], result["refused"]
     options = {name: LaunchOptions(**one) for name, one in result.get("options", {}).items()}
     finalists = sorted(figures, key=lambda name: (name != result["ours"], figures[name]["time_us"]))
     screened = {name: us for name, us in scaled_to_rounds(result).items() if us > 0}
     others = sorted((name for name in screened if name not in figures), key=screened.__getitem__)
-    names = one_per_variant([name for name in (*finalists, *others) if name not in refused])
+    names = one_per_kernel([name for name in (*finalists, *others) if name not in refused])
     found = {}
     for name in names:
         timed = {field: figures[name][field] for field in _TIMED} if name in figures else {"time_us": screened[name]}
@@ -97,13 +97,13 @@ class Recorder:
         self._header = {"program": program, **header}
 
     def register(self, kernels: Iterable[Kernel]) -> None:
-        """Register variants that later results may name."""
+        """Register kernels that later results may name."""
         self._kernels |= {kernel.traits.symbol: kernel for kernel in kernels}
 
     def add(self, result: Mapping[str, Any]) -> None:
-        """Add a result of `measure`: our finalists, the best first, then the variants that were only screened.
+        """Add a result of `measure`: our finalists, the best first, then the kernels that were only screened.
 
-        Each variant has the time of its fastest launch options.
+        Each kernel has the time of its fastest launch options.
         """
         if not result.get("ours") or result["ours"] in result["refused"]:
             return
@@ -172,8 +172,8 @@ class BenchPlan:
 
     Fields: `keep` is the results file; a resumed run reads it first. `limit_s` is the time after which a contender has
         hung.
-        `record` is a library to which the results are added. `chosen` gives the only variant to measure for a problem, with
-        its launch options. `options` is the number of launch options to measure of a variant that leaves some open.
+        `record` is a library to which the results are added. `chosen` gives the only kernel to measure for a problem, with
+        its launch options. `options` is the number of launch options to measure of a kernel that leaves some open.
     """
 
     works: Sequence[Work]
@@ -192,7 +192,7 @@ class BenchPlan:
 
 
 Selected = tuple[str, LaunchOptions | None]
-"""The symbol of a variant, and the options of its launch."""
+"""The symbol of a kernel, and the options of its launch."""
 
 
 def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _tell_of_baseline(result: Mapping[str, Any], context: BenchContext, told: se
 def _measured(
     work: Work, state: str, kernels: Sequence[Kernel], plan: BenchPlan, context: BenchContext
 ) -> dict[str, Any]:
-    """Measure a problem with all variants, or the selected one. Raises DeviceError if that is not among them."""
+    """Measure a problem with all kernels, or the selected one. Raises DeviceError if that is not among them."""
     if plan.chosen is None:
         return measure(work, kernels, context, state, partial(lowest_estimates, context.device, plan.options))
     symbol, options = plan.chosen(work) or ("", None)
@@ -509,7 +509,7 @@ def problem_options(function: Function) -> Function:
 
 
 def bench_options(function: Function) -> Function:
-    """Add all options except those that choose variants."""
+    """Add all options except those that choose kernels."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return problem_options(function)
@@ -518,7 +518,7 @@ def bench_options(function: Function) -> Function:
 def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **changed: Any) -> int:
     """Run the benchmark, print the results, and return the exit status: 1 if a result is wrong or missing.
 
-    `library` is the folder of the variants. `changed` overrides fields of the BenchPlan, for example with another
+    `library` is the folder of the kernels. `changed` overrides fields of the BenchPlan, for example with another
     baseline.
     """
     from hgemm.bench.results import junit_suites, table, write_csv
@@ -553,7 +553,7 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
 
 
 def _dispatch_function(library: Path, target: Target) -> Callable[[Work], Selected | None]:
-    """Return a function that gives what a library selects for a problem, or None if no variant supports it."""
+    """Return a function that gives what a library selects for a problem, or None if no kernel supports it."""
     selector = open_library(library).selector(target)
 
     def chosen(work: Work) -> Selected | None:

@@ -1,4 +1,4 @@
-"""Benchmark problems: sizes, layout and types; suites of problems; variants of a library folder."""
+"""Benchmark problems: sizes, layout and types; suites of problems; kernels of a library folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hgemm.epilogue import NONE, PAIR_COLUMNS, Epilogue, columns_of_d, parse_epi
 from hgemm.errors import LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
-from hgemm.library import read_usable_records, read_variant, scan
+from hgemm.library import read_stored, read_usable_records, scan
 from hgemm.problem import ACTIVATIONS, BIASES, LAUNCH, MAX_EXTENT, Kind
 from hgemm.record import CUBIN_NAME, PTX_NAME
 
@@ -114,7 +114,7 @@ class Work:
         return Shape(self.m, self.n, self.k, self.batch)
 
     def fits(self, traits: LaunchTraits) -> bool:
-        """Return whether a variant computes this problem: same layout, types and epilogue, or a bias that the launch decides."""
+        """Return whether a kernel computes this problem: same layout, types and epilogue, or a bias that the launch decides."""
         same = all(getattr(traits, name) == getattr(self, name) for name in _COMPARED)
         return same and traits.bias in (self.bias, LAUNCH) and traits.epilogue == self.parsed
 
@@ -302,11 +302,11 @@ def _problem(entry: Mapping[str, Any]) -> Work:
     return work.transposed if layout[2:] == "n" else work
 
 
-# ---- Variants of a library folder ------------------------------------------------------------------------------------
+# ---- Kernels of a library folder ------------------------------------------------------------------------------------
 
 
 def read_kernels(folder: Path, names: str = "") -> list[Kernel]:
-    """Return the variants whose symbol or alias matches one of the globs `names`, or all.
+    """Return the kernels whose symbol or alias matches one of the globs `names`, or all.
 
     Raises: LibraryError if there are none, or if a record cannot be read.
     """
@@ -314,7 +314,7 @@ def read_kernels(folder: Path, names: str = "") -> list[Kernel]:
     found = []
     for symbol, record in read_usable_records(folder, sorted(scan(folder))).items():
         if any(fnmatch.fnmatch(name, pattern) for name in (symbol, record.data["alias"]) for pattern in patterns):
-            files = read_variant(folder, symbol).artefacts
+            files = read_stored(folder, symbol).artefacts
             found.append(Kernel(record.data, files[CUBIN_NAME], files[PTX_NAME]))
     if not found:
         raise LibraryError(f"no kernel in {folder} matches {', '.join(patterns)}: create kernels with `generate`")

@@ -26,7 +26,7 @@ from hgemm.torch.operator import always_invariant, check_activation, linear, use
 class Linear(nn.Linear):
     """torch.nn.Linear with the same parameters, computed by the library in use and followed by an activation.
 
-    The library needs a variant with this bias and activation: `hgemm cover --add` generates one.
+    The library needs a kernel with this bias and activation: `hgemm cover --add` generates one.
     """
 
     activation = "none"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from hgemm.bench.contenders import one_per_variant, options_to_try, rasters_to_try, symbol_of
+from hgemm.bench.contenders import one_per_kernel, options_to_try, rasters_to_try, symbol_of
 from hgemm.bench.measure import (
     CONTINUOUS,
     OURS,
@@ -365,7 +365,7 @@ def _halved(race: Race, sample: OutputSample, selected: str) -> list[str]:
         finalists, medians_ms = halve(names, race.sample, count, first=1 if long else FIRST_SAMPLES)
         race.launch_ms |= medians_ms
         others = sorted((name for name in race.ranked(OURS) if name not in finalists), key=race.launch_ms.__getitem__)
-        each = one_per_variant([*finalists, *others])
+        each = one_per_kernel([*finalists, *others])
         finalists = each[:count] + [name for name in each[count:] if symbol_of(name) == selected]
         wrong = {name: sample.complaint(race.launches[name][0]) for name in finalists}
         for name, complaint in wrong.items():
