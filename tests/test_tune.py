@@ -32,7 +32,7 @@ from generator.cli import device as verb
 from generator.errors import LibraryError
 from generator.export.selection import selected
 from generator.store.library import Library
-from generator.tuning import Generating, Search, archs_of, planned_record, plans_for
+from generator.tuning import SPILLED_NAME, Generating, Search, archs_of, planned_record, plans_for, read_spilled
 from hgemm.bench.contenders import query_of, symbol_of
 from hgemm.bench.device import Telemetry
 from hgemm.bench.measure import MEMORY, Race, without_memory
@@ -603,7 +603,7 @@ class FakeMake:
             resources = resources_of(plan, plan.spec.ctas_per_sm)
             record.update({**planned_record(plan), "spilled": place == 0}, resources=resources)
             if place == 1:
-                yield place, Outcome(record["symbol"], "failed", error="it does not compile")
+                yield place, Outcome(record["symbol"], "failed", error="it spills", spills=True)
                 continue
             self.library.publish(record, files)
             self.made.append(record["symbol"])
@@ -666,6 +666,23 @@ def test_a_variant_that_is_gone_is_not_missed(made: FakeMake) -> None:
     shutil.rmtree(made.library.folder / one)  # by another process
     supply.keep(())
     assert not {one, other} & {row["symbol"] for row in made.library.rows()}
+
+
+def test_variants_that_spill_are_not_made_again(made: FakeMake) -> None:
+    supply, *_ = two_made(made)
+    supply.close()
+    (symbol,) = read_spilled(made.library.folder)
+    work = Work(4096, 4096, 4096)
+    assert symbol in generating(made, [work]).ranking.best(work, 4)
+    again = generating(made, [work], candidates=4)
+    for _ in range(4):
+        made.go.release()
+    before = len(made.made)
+    assert again.ready([work]) == work and symbol not in made.made
+    assert len(made.made) == before + 3, "another candidate takes its place"
+    again.close()
+    (made.library.folder / SPILLED_NAME).write_text(json.dumps({symbol: "key of other source"}))
+    assert symbol in generating(made, [work])._candidates_of(work)
 
 
 def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:

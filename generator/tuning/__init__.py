@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.build.pipeline import Outcome, Settings, make
+from generator.build.pipeline import Outcome, Settings, make, prepare
 from generator.build.toolchain import templates_folder
 from generator.catalog import FOLDER as CATALOG
 from generator.device_check import open_kernel
@@ -21,6 +22,7 @@ from generator.spec import Texts, symbol_of
 from generator.store.library import Library
 from generator.sweep import over, read_spec_file, sweep
 from hgemm.bench.work import Work
+from hgemm.disk import read_text, write_atomically
 from hgemm.dispatch_table import kind_of, row_of
 from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE
@@ -142,6 +144,27 @@ _BATCH = 2
 """Kernels of a batch. A problem is measured when its candidates are built, so they have to arrive early."""
 
 
+SPILLED_NAME = "spilled.json"
+"""File of a library with the kernels that tuning built and whose registers spill: content keys by symbol."""
+
+
+def read_spilled(library: Path) -> dict[str, str]:
+    """Return the content keys of kernels that spill, by symbol. A missing or malformed file has none."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_text(library / SPILLED_NAME))
+        if isinstance(found, dict):
+            return {symbol: key for symbol, key in found.items() if isinstance(key, str)}
+    return {}
+
+
+def add_spilled(library: Path, keys: Mapping[str, str]) -> None:
+    """Add kernels that spill. Raises LibraryError if the file cannot be written."""
+    known = read_spilled(library)
+    if keys.items() - known.items():
+        content = json.dumps({**known, **keys}, indent=0, sort_keys=True) + "\n"
+        write_atomically(library / SPILLED_NAME, content.encode(), "--library")
+
+
 @dataclass(frozen=True)
 class Search:
     """What to search: problems, candidates per problem, architectures, an optional spec file, and worker processes."""
@@ -170,7 +193,7 @@ class Generating:
         traits = {symbol: LaunchTraits.of(record) for symbol, record in {**planned, **records}.items()}
         rows = {symbol: (kind_of(one), row_of(one, {**planned, **records}[symbol])) for symbol, one in traits.items()}
         self.ranking = Ranking(rows, target)
-        self._own, self._available, self._failed = frozenset(records), set(records), set[str]()
+        self._own, self._available, self._failed = frozenset(records), set(records), self._known_to_spill()
         self._built: set[str] = set()
         self._candidates: dict[str, list[str]] = {}
         self._kernels: dict[str, Kernel] = {}
@@ -178,6 +201,15 @@ class Generating:
         self._error: Exception | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def _known_to_spill(self) -> set[str]:
+        """Return the planned variants that an earlier tuning built from the same source, with registers that spill."""
+        spilled = {symbol: key for symbol, key in read_spilled(self._library.folder).items() if symbol in self._plans}
+        return {symbol for symbol, key in spilled.items() if self._key_of(self._plans[symbol]) == key}
+
+    @staticmethod
+    def _key_of(plan: Plan) -> str:
+        return prepare(plan, templates_folder()).key
 
     def ready(self, works: Sequence[Work]) -> Work:
         """Wait for a problem whose candidates are all built or failed, and return the first."""
@@ -222,10 +254,14 @@ class Generating:
         if self._thread:
             self._thread.join(_STOP_S)
 
+    def _candidates_of(self, work: Work) -> list[str]:
+        """Return the candidates for a problem before any is built."""
+        return self._best(work, self.ranking.rows.keys() - self._failed)
+
     def _start(self, works: Sequence[Work]) -> None:
         if self._thread:
             return
-        self._candidates = {work.key: self._best(work) for work in works}
+        self._candidates = {work.key: self._candidates_of(work) for work in works}
         missing = [
             symbol for symbols in self._candidates.values() for symbol in symbols if symbol not in self._available
         ]
@@ -235,13 +271,17 @@ class Generating:
 
     def _make(self, plans: Sequence[Plan]) -> None:
         settings = Settings(self._library, templates_folder())
+        spilled: dict[str, str] = {}
         try:
             with closing(make(plans, settings, self._search.jobs, max_batch=_BATCH)) as outcomes:
-                for number, (_, outcome) in enumerate(outcomes, 1):
+                for number, (place, outcome) in enumerate(outcomes, 1):
+                    if outcome.spills:
+                        spilled[outcome.symbol] = self._key_of(plans[place])
                     self._record_outcome(outcome)
                     self._log(f"made {number}/{len(plans)}: {outcome.status} {outcome.symbol}")
                     if self._stop.is_set():
-                        return
+                        break
+            add_spilled(self._library.folder, spilled)
         except Exception as error:  # `ready` raises it again
             with self._changed:
                 self._error = error
