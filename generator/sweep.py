@@ -195,8 +195,8 @@ def _combinations(axes: list[tuple[SpecOption, list[dict[str, Any]]]]) -> Iterat
         merged = {name: value for fields in choice for name, value in fields.items()}
         given = {name: value for name, value in merged.items() if value is not _OPEN}
         known = {name: value for name, value in given.items() if not isinstance(value, _DEPENDENT)}
-        settled = [value.settled(name, known) for name, value in given.items() if isinstance(value, _DEPENDENT)]
-        yield {name: value for fields in (given, *settled) for name, value in fields.items()}
+        resolved = [value.resolved(name, known) for name, value in given.items() if isinstance(value, _DEPENDENT)]
+        yield {name: value for fields in (given, *resolved) for name, value in fields.items()}
 
 
 def _values(option: SpecOption, text: str, called: str) -> list[dict[str, Any]]:
@@ -270,7 +270,7 @@ class _Warps:
             raise RequestError(f"{called} {text!a} is malformed: write the warps along m and n, as in 2x2")
         return cls(int(match[1]), int(match[2]), called)
 
-    def settled(self, name: str, known: Request) -> Request:
+    def resolved(self, name: str, known: Request) -> Request:
         """Return the warp tile as field `name`, with the CTA tile if that is open.
 
         Raises: RequestError if the warps do not divide the CTA tile.
@@ -313,7 +313,7 @@ class _Swizzle:
 
     width_bytes: int
 
-    def settled(self, name: str, known: Request) -> Request:
+    def resolved(self, name: str, known: Request) -> Request:
         """Return the placement of operand `name`, whose type is among the `known` fields."""
         element_bytes = DTYPE_BYTES[known.get("dtype_a" if name == "smem_a" else "dtype_b", "f16")]
         bits = (self.width_bytes // 16).bit_length() - 1

@@ -29,8 +29,8 @@ from hgemm.launch import (
     map_descriptions,
     matrices,
     parameter,
-    settled,
     tensor_maps,
+    with_launch_options,
     workspace_bytes,
 )
 from hgemm.launch_traits import INPUT, OUTPUT, LaunchTraits
@@ -120,9 +120,10 @@ class Kernel:
     ) -> Callable[[], None]:
         """Check a problem, and return a function that launches it. Raises ProblemError or DeviceError.
 
-        `zeroed` tells that the counters of the workspace are zero, as each launch leaves them. Then none zeroes them before.
+        With `zeroed`, the launch assumes that the counters of the workspace are zero, as each launch leaves them. Otherwise it
+        zeroes them first.
         """
-        problem = self.settled(problem, device, workspace_size)
+        problem = self.with_launch_options(problem, device, workspace_size)
         check(problem, self.traits, workspace_size)
         function = self.prepare(device)
         launched = (problem.m, problem.n, problem.batch)
@@ -133,7 +134,7 @@ class Kernel:
             parameters.append(tensor_maps(self.traits, problem, device))
         return open_device(device).bind(function, grid, parameters, stream_handle(stream), (problem.workspace, counted))
 
-    def settled(self, problem: Problem, device: int = 0, workspace_size: int | None = None) -> Problem:
+    def with_launch_options(self, problem: Problem, device: int = 0, workspace_size: int | None = None) -> Problem:
         """Return the problem with the options that a launch on this device takes, if the kernel leaves any open."""
 
         def default() -> LaunchOptions:
@@ -141,7 +142,7 @@ class Kernel:
             query = SelectionQuery.of(kind_of(self.traits), problem, size)
             return default_options(row_of(self.traits, self.record), query, Target.of(open_device(device)))
 
-        return settled(self.traits, problem, default)
+        return with_launch_options(self.traits, problem, default)
 
     def prepare(self, device: int = 0) -> Function:
         """Load the code on a device if it is not loaded. Raises UnsupportedError if the device cannot run it."""
@@ -418,7 +419,7 @@ class Launcher:
     ) -> None:
         self.kernel, self.problem, self.ordinal, self.workspace_size = kernel, problem, device, workspace_size
         traits = kernel.traits
-        self.problem = problem = kernel.settled(problem, device, workspace_size)
+        self.problem = problem = kernel.with_launch_options(problem, device, workspace_size)
         launched, options = (problem.m, problem.n, problem.batch), problem.options
         needed = workspace_bytes(traits, *launched, options)
         self._workspace_of = workspace_of if needed and not problem.workspace else None

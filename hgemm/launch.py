@@ -279,10 +279,10 @@ PARTIAL_TILES_PER_CTA = 2
 """Tiles that a CTA computes in part under stream-K, at most: the first and the last of its share."""
 
 
-def settled(traits: LaunchTraits, problem: Problem, default: Callable[[], LaunchOptions]) -> Problem:
+def with_launch_options(traits: LaunchTraits, problem: Problem, default: Callable[[], LaunchOptions]) -> Problem:
     """Return the problem with the options of its launch: its own ones or `default`.
 
-    There are no more splits than k-tiles, and no more whole tiles than tiles.
+    Splits are limited to the number of k-tiles, and whole tiles to the number of tiles.
     """
     if not (traits.decides_splits or traits.decides_raster):
         return problem

@@ -42,10 +42,11 @@ class Aux:
 class LaunchOptions:
     """What a launch decides about the order of the work, if its kernel leaves that open.
 
-    Fields: `splits` CTAs share the k of each tile, but of none of the first `whole_tiles` of the batch: whole waves of tiles
-        need no splits, and a last wave that is not full does. With serial_parts, one CTA adds k of a whole tile in `splits`
-        parts. Tiles are in groups of `raster_tiles` rows of tiles, or, if it is negative, in panels of so many columns.
-    Units: tiles of whole clusters.
+    Fields: `splits` is the number of CTAs that share the k of a tile. The first `whole_tiles` tiles of the batch are not
+        split: use it for whole waves, so that only the last wave is split. With serial_parts, one CTA adds k of a whole tile
+        in `splits` parts. `raster_tiles` is the number of rows of tiles in a group. If it is negative, its absolute value is the
+        number of columns of tiles in a panel.
+    Units: `whole_tiles` and `raster_tiles` count tiles of whole clusters.
     """
 
     splits: int = 1

@@ -25,8 +25,8 @@ from hgemm.launch import (
     WORKSPACE_ALIGN_BYTES,
     aux_align,
     counter_bytes,
-    settled,
     splits_of,
+    with_launch_options,
     workspace_bytes,
 )
 from hgemm.launch_traits import INPUT, OUTPUT, LaunchTraits
@@ -532,7 +532,7 @@ class Trial:
         self.traits, self.shape = kernel.traits, case.shape
         s = case.shape
         problem = Problem(s.m, s.n, s.k, s.batch, options=case.options)
-        self.launch_options = settled(self.traits, problem, LaunchOptions).options
+        self.launch_options = with_launch_options(self.traits, problem, LaunchOptions).options
         rng = np.random.default_rng([options.seed, *f"{case} {kind}".encode()])
         self.operands = draw(self.traits, case, kind, rng)
         self.buffers: dict[str, Operand] = {}

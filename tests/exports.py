@@ -204,7 +204,7 @@ class CDevice(ctypes.Structure):
 class CChoice(ctypes.Structure):
     _fields_ = [
         ("symbol", ctypes.c_char_p),
-        ("variant", ctypes.c_int32),
+        ("kernel", ctypes.c_int32),
         ("jit", ctypes.c_int32),
         ("workspace_bytes", ctypes.c_uint64),
         ("estimated_clocks", ctypes.c_uint64),

@@ -140,10 +140,10 @@ static int workspaces(void) {
 }
 
 static int list(void) {
-  static hgemm_variant variants[4096];
-  size_t const count = hgemm_list(variants, 4096);
+  static hgemm_kernel kernels[4096];
+  size_t const count = hgemm_list(kernels, 4096);
   for (size_t i = 0; i < count; ++i) {
-    hgemm_variant const *v = &variants[i];
+    hgemm_kernel const *v = &kernels[i];
     printf("%s %s %dx%dx%d %d%d%d\n", v->symbol, v->arch, v->tile_m, v->tile_n, v->tile_k, v->align_a, v->align_b, v->align_d);
   }
   return hgemm_list(NULL, 0) != count;
@@ -233,7 +233,7 @@ static int bad(void) {
     row.lda = row.ldd = 0;
     empty.a = empty.b = NULL, empty.lda = empty.ldb = -1;
     if (hgemm_run(bad_handle, &p, NULL) != HGEMM_OK || launches() != 0) return 3;
-    if (hgemm_select(bad_handle, &p, &choice) != HGEMM_OK || choice.symbol != NULL || choice.variant != -1) return 4;
+    if (hgemm_select(bad_handle, &p, &choice) != HGEMM_OK || choice.symbol != NULL || choice.kernel != -1) return 4;
     if (hgemm_run(bad_handle, &row, NULL) != HGEMM_OK || hgemm_run(bad_handle, &empty, NULL) != HGEMM_OK) return 5;
     if (launches() != 2) return 6;
   }

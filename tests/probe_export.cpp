@@ -13,7 +13,7 @@ int main() {
   problem.a = reinterpret_cast<void*>(0x100000000);
   problem.b = reinterpret_cast<void*>(0x200000000);
   problem.d = reinterpret_cast<void*>(0x300000000);
-  if (handle.select(problem).variant < 0 || hgemm::list().empty()) return 1;
+  if (handle.select(problem).kernel < 0 || hgemm::list().empty()) return 1;
   handle.prepare(problem);
   handle.run(problem);
   std::puts("launched");

@@ -76,7 +76,7 @@ class CEpilogue(ctypes.Structure):
     ]
 
 
-class CVariant(ctypes.Structure):
+class CKernel(ctypes.Structure):
     _fields_ = [
         ("symbol", ctypes.c_char_p),
         ("arch", ctypes.c_char_p),
@@ -140,9 +140,9 @@ def chosen(
 
 def test_the_list_names_the_inputs(c: ctypes.CDLL, library: Library) -> None:
     count = c.fuse_list(None, 0)
-    variants = (CVariant * count)()
-    c.fuse_list(variants, count)
-    found = {one.symbol.decode(): one.epilogue for one in variants}
+    kernels = (CKernel * count)()
+    c.fuse_list(kernels, count)
+    found = {one.symbol.decode(): one.epilogue for one in kernels}
     for record in library.records():
         epilogue, listed = LaunchTraits.of(record.data).epilogue, found[record.symbol]
         assert bool(listed) == (epilogue is not None)

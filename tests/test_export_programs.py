@@ -557,7 +557,8 @@ def test_deprecated_names_still_compile_with_a_warning(paper_export: Path, tmp_p
         "  hgemm_type type = HGEMM_BF16;\n  hgemm_accumulation accumulation = HGEMM_ACC_F16;\n"
         "  hgemm_problem_init(&p);\n"
         "  p.type_a = p.type_b = p.type_d = type, p.accumulation = accumulation, p.activation = HGEMM_SILU;\n"
-        "  return p.size != sizeof p || p.dtype_d != HGEMM_BF16 || p.acc != HGEMM_ACC_F16 || choice.clocks || v.adds_c\n"
+        "  return p.size != sizeof p || p.dtype_d != HGEMM_BF16 || p.acc != HGEMM_ACC_F16 || choice.clocks\n"
+        "         || choice.variant || v.adds_c\n"
         "         || HGEMM_RELU != HGEMM_ACTIVATION_RELU || HGEMM_GELU != HGEMM_ACTIVATION_GELU;\n}\n"
     )
     program, library = tmp_path / "old", paper_export / "lib" / "libhgemm.a"

@@ -172,11 +172,11 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
         status, found = in_c(library, target, kind, problem, workspace_bytes)  # from what was kept
         assert bytes(first) == bytes(found)
         if expected is None:
-            assert (found.symbol, found.variant) == (None, -1)
+            assert (found.symbol, found.kernel) == (None, -1)
             kinds_told.add(told_alike(library.hgemm_last_message().decode(), status, selectors[target], wanted))
             continue
         assert status == OK, library.hgemm_last_message()
-        assert found.symbol.decode() == expected.symbol == table.rows[found.variant].symbol
+        assert found.symbol.decode() == expected.symbol == table.rows[found.kernel].symbol
         assert (found.jit, found.estimated_clocks, found.rule) == (
             expected.code_match == PTX,
             expected.clocks,

@@ -33,7 +33,7 @@ from hgemm.launch import (
     counter_bytes,
     ctas,
     grid_x,
-    settled,
+    with_launch_options,
     workspace_bytes,
 )
 from hgemm.launch_traits import LaunchTraits
@@ -99,10 +99,10 @@ def test_a_launch_decides_which_tiles_are_split() -> None:
 def test_a_launch_has_no_more_splits_than_k_tiles_and_no_more_whole_tiles_than_tiles() -> None:
     traits = LaunchTraits.of(record("launch"))
     asked = Problem(32, 48, 40, options=LaunchOptions(64, 9, -2))
-    assert settled(traits, asked, LaunchOptions).options == LaunchOptions(3, 1, -2)
-    assert settled(traits, Problem(32, 48, 0), LaunchOptions).options == LaunchOptions(1)
+    assert with_launch_options(traits, asked, LaunchOptions).options == LaunchOptions(3, 1, -2)
+    assert with_launch_options(traits, Problem(32, 48, 0), LaunchOptions).options == LaunchOptions(1)
     fixed = LaunchTraits.of(record("split_k", splits=5))
-    assert settled(fixed, asked, LaunchOptions) == asked
+    assert with_launch_options(fixed, asked, LaunchOptions) == asked
 
 
 def test_options_and_bias_are_the_last_words_of_the_argument() -> None:

@@ -33,7 +33,7 @@ from hgemm.launch import (
     grid_x,
     matrices,
     parameter,
-    settled,
+    with_launch_options,
     workspace_bytes,
 )
 from hgemm.launch_traits import OUTPUT, LaunchTraits
@@ -105,7 +105,7 @@ class EmulatedKernel:
         self, problem: Problem, *, device: int = 0, workspace_size: int | None = None, zeroed: bool = False
     ) -> None:
         """Check a problem, set its counters to zero unless they are `zeroed`, and run it. Raises ProblemError or DeviceError."""
-        problem = settled(self.traits, problem, LaunchOptions)
+        problem = with_launch_options(self.traits, problem, LaunchOptions)
         check(problem, self.traits, workspace_size)
         counters = counter_bytes(self.traits, problem.m, problem.n, problem.batch, problem.options)
         if counters and self.zeroes and not zeroed:

@@ -94,7 +94,7 @@ class Variant:
     def bind(self, operands: Operands, stream: int) -> list[Launch]:
         work, traits = operands.work, self.kernel.traits
         first = replace(self.problem(operands, 0), workspace=_SOMEWHERE)
-        options = self.kernel.settled(first, self.device.ordinal, DEFAULT_WORKSPACE_BYTES).options
+        options = self.kernel.with_launch_options(first, self.device.ordinal, DEFAULT_WORKSPACE_BYTES).options
         size = workspace_bytes(traits, work.m, work.n, work.batch, options)
         if size and not self.workspace:
             self.workspace = self.device.allocate(size)

@@ -459,14 +459,14 @@ static char const *kernel_of(hgemm_blas_handle *handle, hgemm_problem const *pro
 
 hgemm_epilogue const *hgemm_blas_expression(char const *hash) {
   size_t const count = hgemm_list(NULL, 0);
-  hgemm_variant *const variants = malloc(count * sizeof *variants);
+  hgemm_kernel *const kernels = malloc(count * sizeof *kernels);
   hgemm_epilogue const *found = NULL;
-  if (variants == NULL) return NULL;
-  hgemm_list(variants, count);
+  if (kernels == NULL) return NULL;
+  hgemm_list(kernels, count);
   for (size_t i = 0; i < count && found == NULL; ++i) {
-    if (variants[i].epilogue != NULL && strcmp(variants[i].epilogue->hash, hash) == 0) found = variants[i].epilogue;
+    if (kernels[i].epilogue != NULL && strcmp(kernels[i].epilogue->hash, hash) == 0) found = kernels[i].epilogue;
   }
-  free(variants);
+  free(kernels);
   return found;
 }
 

@@ -76,10 +76,10 @@ class Handle {
 };
 
 // Returns all kernels of the library.
-inline std::vector<hgemm_variant> list() {
-  std::vector<hgemm_variant> variants(hgemm_list(nullptr, 0));
-  hgemm_list(variants.data(), variants.size());
-  return variants;
+inline std::vector<hgemm_kernel> list() {
+  std::vector<hgemm_kernel> kernels(hgemm_list(nullptr, 0));
+  hgemm_list(kernels.data(), kernels.size());
+  return kernels;
 }
 
 }  // namespace hgemm

@@ -103,11 +103,11 @@ void hgemm_destroy(hgemm_handle *handle) {
 
 /* ---- List of kernels --------------------------------------------------------------------------------------------------- */
 
-size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
-  for (size_t i = 0; variants != NULL && i < capacity && i < HGEMM_ROW_COUNT; ++i) {
+size_t hgemm_list(hgemm_kernel *kernels, size_t capacity) {
+  for (size_t i = 0; kernels != NULL && i < capacity && i < HGEMM_ROW_COUNT; ++i) {
     hgemm_row const *const row = &hgemm_rows[i];
     uint64_t const kind = hgemm_groups[row->group].kind;
-    hgemm_variant const found = {
+    hgemm_kernel const found = {
         .symbol = row->symbol,
         .arch = hgemm_groups[row->group].arch,
         .layout = (int32_t)(kind & 15),
@@ -128,7 +128,7 @@ size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
         .pointer_arrays = (kind & HGEMM_KIND_HAS_POINTER_ARRAYS) != 0,
         .epilogue = hgemm_epilogue_of(kind),
     };
-    variants[i] = found;
+    kernels[i] = found;
   }
   return HGEMM_ROW_COUNT;
 }
@@ -142,13 +142,13 @@ static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *p
   hgemm_status status;
   hgemm_row const *row;
   memset(choice, 0, sizeof *choice);
-  choice->variant = -1;
+  choice->kernel = -1;
   status = hgemm_check_problem(problem, HGEMM_TO_SELECT, handle_bytes, &request);
   if (status != HGEMM_OK || request.empty) return status;
   if (!hgemm_find(target, &request.query, &selected)) return hgemm_fail_unmet(target, &request.query);
   row = &hgemm_rows[selected.row];
   choice->symbol = row->symbol;
-  choice->variant = (int32_t)selected.row;
+  choice->kernel = (int32_t)selected.row;
   choice->jit = target->group_modes[row->group] == HGEMM_PTX_JIT;
   choice->workspace_bytes = hgemm_workspace_bytes(row, &request.query, selected.tiles - selected.whole_tiles, selected.splits);
   choice->splits = (int32_t)selected.splits;

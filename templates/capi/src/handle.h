@@ -7,11 +7,11 @@
 
 #include "driver.h"
 
-typedef struct hgemm_kernel {
+typedef struct hgemm_loaded_kernel {
   _Atomic(void *) function; /* null until the kernel is loaded; written after the other fields */
   void *module;
   uint32_t resident_ctas; /* CTAs that run at the same time on the whole device; a multiple of the cluster size */
-} hgemm_kernel;
+} hgemm_loaded_kernel;
 
 enum { HGEMM_MAX_WORKSPACES = 32 }; /* with the default size about 1 GiB; hgemm.h names the number */
 
@@ -46,7 +46,7 @@ struct hgemm_handle {
   void *context;
   hgemm_target target;
   pthread_mutex_t loading; /* guards module loading */
-  hgemm_kernel kernels[HGEMM_ROW_COUNT];
+  hgemm_loaded_kernel kernels[HGEMM_ROW_COUNT];
   uint64_t workspace_bytes;   /* of each workspace; 0 if there are none */
   pthread_mutex_t allocating; /* guards the workspaces */
   uint32_t workspace_count;

@@ -175,7 +175,7 @@ static hgemm_status load_locked(hgemm_handle *handle, uint32_t index) {
   hgemm_driver const *const cuda = handle->cuda;
   hgemm_row const *const row = &hgemm_rows[index];
   hgemm_image const *const code = handle->target.group_modes[row->group] == HGEMM_PTX_JIT ? &row->ptx : &row->cubin;
-  hgemm_kernel *const kernel = &handle->kernels[index];
+  hgemm_loaded_kernel *const kernel = &handle->kernels[index];
   void *function = NULL;
   int ctas = 0, status;
   if (crc32_of(hgemm_images + code->offset, code->bytes) != code->crc32) {
@@ -269,7 +269,7 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
                            void *stream) {
   hgemm_driver const *const cuda = handle->cuda;
   hgemm_row const *const row = &hgemm_rows[selected->row];
-  hgemm_kernel *const kernel = &handle->kernels[selected->row];
+  hgemm_loaded_kernel *const kernel = &handle->kernels[selected->row];
   uint64_t const counters = hgemm_counter_bytes(row, &request->query, shared_tiles(selected), selected->splits);
   size_t const counter_bytes = zeroed ? 0 : (size_t)counters;
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
