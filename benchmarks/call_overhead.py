@@ -101,7 +101,7 @@ def measure(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def without_maps(library: Library) -> list[str]:
-    """Return the variants without tensor maps: the bare launch passes only a problem."""
+    """Return the kernels without tensor maps: the bare launch passes only a problem."""
     return [name for name in library.symbols if "tensor_maps" not in library.records[name].data["launch"]]
 
 
@@ -116,7 +116,7 @@ def program(library: Library, folder: Path) -> Path:
 
 
 def arguments(library: Library, target: Target) -> list[str]:
-    """Return the arguments of the program: the variant that the library selects here, and the problem."""
+    """Return the arguments of the program: the kernel that the library selects here, and the problem."""
     m, n, k = EXTENTS
     table = DispatchTable.of(library.records[name].data for name in without_maps(library))
     choice = Selector(table, target).choose(SelectionQuery(Kind(), m, n, k))

@@ -1,7 +1,7 @@
-"""Time variants that differ only in their form (atoms, CuTe, CuTe DSL), and compare their results bit by bit.
+"""Time kernels that differ only in their form (atoms, CuTe, CuTe DSL), and compare their results bit by bit.
 
 The forms of a spec run in alternating turns. `hgemm compare` builds and times one spec; this script needs a GPU and a library with
-the variants:
+the kernels:
 
     generate --spec benchmarks/forms.toml --library forms       # anywhere
     python -m benchmarks.compare_forms forms --m 4096 --json forms_h200.json
@@ -34,7 +34,7 @@ TURN_MS = 20.0
 
 
 def groups(library: Library) -> list[list[BuiltForm]]:
-    """Return the variants of each spec with several forms, atoms first."""
+    """Return the kernels of each spec with several forms, atoms first."""
     found: dict[str, list[BuiltForm]] = defaultdict(list)
     for record in library.records():
         spec = {name: value for name, value in record.data["spec"].items() if name != "form"}

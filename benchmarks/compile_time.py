@@ -1,12 +1,12 @@
-"""Measure the time to compile one variant of the 128x128x32 tile: this generator, CuTe DSL and Triton.
+"""Measure the time to compile one kernel of the 128x128x32 tile: this generator, CuTe DSL and Triton.
 
     python -m benchmarks.compile_time --tool-python cute=<venv>/bin/python --tool-python triton=<venv>/bin/python \
         --runs 7 --json benchmarks/data/compile_time.json
 
 Each figure is a wall time seen from outside, interpreter start included:
-- cold: one variant in a fresh process, without caches of the tool. The file cache of the system and .pyc files are warm.
-- second: another variant in a second process, with what the tool cached in the first.
-- warm: each further variant in one process, (time of seven variants - time of one) / 6.
+- cold: one kernel in a fresh process, without caches of the tool. The file cache of the system and .pyc files are warm.
+- second: another kernel in a second process, with what the tool cached in the first.
+- warm: each further kernel in one process, (time of seven kernels - time of one) / 6.
 The tools alternate, forwards and backwards, each run in fresh folders. All compile 128x128x32, four warps, f16 in and out, f32
 accumulate, tn, for sm_80 by default. The baselines' kernels have no edge code, and Triton writes no line table: both favour them.
 """

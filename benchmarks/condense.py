@@ -80,7 +80,7 @@ def _result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verification(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Condense what `device_verify.py` wrote: a row per variant, and every case that failed."""
+    """Condense what `device_verify.py` wrote: a row per kernel, and every case that failed."""
     tools = any("tool" in one for one in document["results"])
     return {
         **{key: one for key, one in document.items() if key != "results"},

@@ -57,10 +57,10 @@ REGIONS: dict[str, Callable[[int, int, int], bool]] = {
 }
 
 FAR = 0.5
-"""A variant that is slower than the best of its problem by this part has the least weight."""
+"""A kernel that is slower than the best of its problem by this part has the least weight."""
 LEAST_WEIGHT = 0.03
 OFFSET_WEIGHT = 0.5
-"""Weight of the error that all variants of a problem share: it changes no ranking."""
+"""Weight of the error that all kernels of a problem share: it changes no ranking."""
 TOWARDS_START = 0.05
 """Pull of each constant towards its start, for constants that the data do not determine."""
 SOFT = 0.03
@@ -88,7 +88,7 @@ BEGIN = {
 
 @dataclass(frozen=True)
 class Data:
-    """One file of times: problems by variants, in microseconds."""
+    """One file of times: problems by kernels, in microseconds."""
 
     name: str
     records: Sequence[dict[str, Any]]
@@ -117,7 +117,7 @@ class Data:
         return np.clip(1 - beyond / FAR, LEAST_WEIGHT, 1)
 
     def predicted_us(self, constants: Constants, gpu: Card) -> np.ndarray:
-        """Return the model's times of all problems and variants."""
+        """Return the model's times of all problems and kernels."""
         wgmma = self.records[0]["spec"]["copy"] == "tma"
         cycles = cycles_of(self.shape, wgmma, self.size.straddling, constants, gpu["sm_mhz"], np.maximum)
         return terms(self.shape, cycles, self.size, self.sms, constants, gpu, np.maximum).time_us
@@ -201,7 +201,7 @@ def judged(times_us: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 
 def errors(sets: Sequence[Data], constants: Constants, gpu: Card) -> dict[str, float]:
-    """Return the errors of the logarithms of times, for variants within `FAR` of the best of their problem."""
+    """Return the errors of the logarithms of times, for kernels within `FAR` of the best of their problem."""
     wrong: list[float] = []
     for data in sets:
         near = data.times_us <= (1 + FAR) * data.times_us.min(1, keepdims=True)
@@ -391,7 +391,7 @@ def asked(python: Path, problems: Sequence[tuple[int, int, int]]) -> list[list[C
 
 
 def matched(choices: Sequence[Configuration], ours: Sequence[Configuration], times_us: np.ndarray) -> list[int]:
-    """Return the nearest variants of the choices, each once, in order. Of equally near ones, the fastest counts."""
+    """Return the nearest kernels of the choices, each once, in order. Of equally near ones, the fastest counts."""
     places = []
     for choice in choices:
         apart = [distance(choice, one) for one in ours]
@@ -472,7 +472,7 @@ def fit_command(seed: int, starts: int, write: bool, json_path: Path) -> None:
 def heuristics_command(python: Path, json_path: Path) -> None:
     """Judge the choices of nvMatmulHeuristics on the same problems, for an H200 and CUTLASS 3. Needs no GPU.
 
-    Not all its configurations are among the measured variants: each counts as the nearest variant. Each problem and its transpose
+    Not all its configurations are among the measured kernels: each counts as the nearest kernel. Each problem and its transpose
     are asked, because a kernel may compute either.
     """
     code = "import importlib.metadata as m; print(m.version('nvidia-matmul-heuristics'))"

@@ -312,7 +312,7 @@ def build_command(
 @click.option("--cutlass-filter", default="*_sw8", show_default=True, help="Its kernels; _swN is the raster's width.")
 @bench_options
 def run_command(library: Path, names: str, cutlass: Path, cutlass_filter: str, **options) -> None:
-    """Measure variants beside CUTLASS 2.x kernels.
+    """Measure kernels beside CUTLASS 2.x kernels.
 
     Takes the options of `hgemm bench`; --algorithms does not apply. In the output, "best" is CUTLASS's fastest
     kernel; "first" has no meaning.

@@ -1,10 +1,10 @@
-"""Verify the variants of a library on this machine's GPU, or run some of them under compute-sanitizer.
+"""Verify the kernels of a library on this machine's GPU, or run some of them under compute-sanitizer.
 
     python -m benchmarks.device_verify LIBRARY --jobs 8 --budget 400 --json verify.json
     python -m benchmarks.device_verify LIBRARY --sanitize 8 --budget 400 --json sanitize.json
 
-Needs numpy, cuda-bindings and click. A process checks one variant after another, up to one that fails. Under compute-sanitizer,
-each variant has a process, and shapes are small and ragged. Buffers have no guard bands then, so that the tool sees every access
+Needs numpy, cuda-bindings and click. A process checks one kernel after another, up to one that fails. Under compute-sanitizer,
+each kernel has a process, and shapes are small and ragged. Buffers have no guard bands then, so that the tool sees every access
 outside them.
 """
 
@@ -81,7 +81,7 @@ def verify(args: argparse.Namespace, requests: list[CheckRequest]) -> tuple[list
 
 
 def sanitize(args: argparse.Namespace, requests: list[CheckRequest]) -> tuple[list[dict], bool]:
-    """Run every variant under every tool. A run is clean if the tool reports nothing and the numbers are right."""
+    """Run every kernel under every tool. A run is clean if the tool reports nothing and the numbers are right."""
     rows = []
     for tool in args.tools.split(","):
         workers = CheckWorkers(args.jobs, args.timeout, ("compute-sanitizer", "--tool", tool), args.budget)

@@ -110,7 +110,7 @@ def problems(tile: str, contest: str) -> Iterator[tuple[str, Work]]:
 
 @dataclass
 class Pinned(Variant):
-    """A variant with the options of its launch, a bias if wanted, and a name of its own."""
+    """A kernel with the options of its launch, a bias if wanted, and a name of its own."""
 
     label: str = ""
     bias: int = 0

@@ -40,7 +40,7 @@ from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem
 from generator.sweep import sweep
 from hgemm.problem import LAUNCH
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent / "data"
 ASYNCHRONOUS = [name for name, arch in ARCHS.items() if arch.has_cp_async]
 REGISTER_COPY = ["sm_75", "sm_75", *ASYNCHRONOUS[::3]]
 WITH_TMA = [name for name, arch in ARCHS.items() if arch.has_tma]
@@ -393,7 +393,7 @@ def prove_command(family: str, seed: int, count: int, jobs: int, json_path: Path
 def registers_command(seconds: float, processes: int, seed: int, family: str) -> None:
     """Compile random specs, and compare their registers with the estimate.
 
-    Writes a row per kernel to benchmarks/registers.json and the counts to benchmarks/confusion.json; of other families, with
+    Writes a row per kernel to benchmarks/data/registers.json and the counts to confusion.json beside it; of other families, with
     their name, as in confusion_wgmma.json.
     """
     with ProcessPoolExecutor(processes) as pool:

@@ -10,7 +10,7 @@
     python -m benchmarks.selection times --library LIB --arch sm_90a bench.json --json times.json
 
 `left-out` hides a part of the measurements and selects without them. `covers` chooses packs of kernels. `agreement` compares two
-tunings. `problems` draws random problems, and `times` stores how long the variants of a library take on them.
+tunings. `problems` draws random problems, and `times` stores how long the kernels of a library take on them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TRAITS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Records of variants, and their times in microseconds on problems, on one kind of device."""
+    """Records of kernels, and their times in microseconds on problems, on one kind of device."""
 
     records: Sequence[Mapping[str, Any]]
     times_us: Mapping[MeasuredProblem, Mapping[str, float]]
@@ -66,7 +66,7 @@ class Measured:
         return Target.typical(f"sm_{self.capability}", self.sms)
 
     def session(self, problems: Sequence[MeasuredProblem]) -> Session:
-        """Return the times on some problems as a session, the fastest variant first."""
+        """Return the times on some problems as a session, the fastest kernel first."""
         symbols = [record["symbol"] for record in self.records]
         places = {symbol: place for place, symbol in enumerate(symbols)}
         tested = tuple(MeasuredVariant(record["symbol"], record["key"], {}) for record in self.records)
@@ -107,7 +107,7 @@ def read_library(folder: Path) -> Measured:
 
 
 def left_out(measured: Measured, part: float, seed: int) -> dict[MeasuredProblem, float]:
-    """Leave a random part of the problems out. Return for each the best measured time over that of the selected variant."""
+    """Leave a random part of the problems out. Return for each the best measured time over that of the selected kernel."""
     problems = [*measured.times_us]
     out = random.Random(seed).sample(problems, round(part * len(problems)))
     session = measured.session([problem for problem in problems if problem not in out])
@@ -131,9 +131,9 @@ def estimated_only(measured: Measured) -> list[float]:
 
 
 def cover(measured: Measured, max_loss: float) -> tuple[int, list[float]]:
-    """Choose the variants of a pack, as `hgemm pack` does. Return their number, and the quality of the selected variants.
+    """Choose the kernels of a pack, as `hgemm pack` does. Return their number, and the quality of the selected kernels.
 
-    The quality is the best measured time over that of the variant that estimates alone select in the pack.
+    The quality is the best measured time over that of the kernel that estimates alone select in the pack.
     """
     rows = [row_of(LaunchTraits.of(record), record) for record in measured.records]
     problems = [*measured.times_us]
@@ -217,7 +217,7 @@ def _two_of(library: Path, names: Sequence[str] | None) -> tuple[Sessions, Sessi
 BANDS = ((1, 16), (16, 64), (64, 256), (256, 2048), (2048, 16384))
 N, K = (512, 28672), (256, 18432)
 MOST_FLOPS = 8e12
-"""Larger products would take too long with a hundred variants."""
+"""Larger products would take too long with a hundred kernels."""
 KEPT = ("symbol", "arch", "spec", "launch", "resources")
 
 
@@ -239,7 +239,7 @@ def _extent(rng: random.Random, low: int, high: int, grain: int) -> int:
 
 
 def data_of(document: Mapping[str, Any], library: Path, arch: str) -> dict[str, Any]:
-    """Return what `hgemm bench` measured as a file of benchmarks/data: the screening time of each variant of `arch`."""
+    """Return what `hgemm bench` measured as a file of benchmarks/data: the screening time of each kernel of `arch`."""
     records = open_library(library).records
     results = [result for result in document["results"] if result.get("screened_us")]
     measured = set.intersection(*(set(result["screened_us"]) for result in results))
@@ -290,7 +290,7 @@ def main() -> None:
 def left_out_command(data: Path, library: Path | None, splits: int, part: float, json_path: Path | None) -> None:
     """Leave a part of the problems out, select for these, and print best measured time / selected time.
 
-    1 is the best and cannot be reached: the best of many noisy times is faster than its variant.
+    1 is the best and cannot be reached: the best of many noisy times is faster than its kernel.
     """
     measured = read_library(library) if library else read_data(data)
     drawn = [left_out(measured, part, seed) for seed in range(splits)]
@@ -319,7 +319,7 @@ def left_out_command(data: Path, library: Path | None, splits: int, part: float,
 )
 @_JSON
 def covers_command(files: tuple[Path, ...], loss: str, json_path: Path | None) -> None:
-    """Print best measured time / selected time for packs of the variants in FILES of benchmarks/data."""
+    """Print best measured time / selected time for packs of the kernels in FILES of benchmarks/data."""
     data = [read_data(file) for file in files]
     figures = {}
     for percent in map(float, loss.split(",")):
@@ -345,7 +345,7 @@ def agreement_command(
     """Compare the winners of two tunings of LIBRARY, or of LIBRARY and its copy OTHER.
 
     Both winners' times come from one session where possible, so that no clock or temperature is between them. Elsewhere each
-    session's time of its own winner counts, corrected by the variants that both measured.
+    session's time of its own winner counts, corrected by the kernels that both measured.
     """
     pair = (_tunings(library), _tunings(other)) if other else _two_of(library, sessions)
     _print(agreement(*pair), json_path)

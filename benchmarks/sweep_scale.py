@@ -1,4 +1,4 @@
-"""Measure how a sweep of 2,000 small kernels scales: variants per second, memory, and a killed worker.
+"""Measure how a sweep of 2,000 small kernels scales: kernels per second, memory, and a killed worker.
 
     python -m benchmarks.sweep_scale --jobs 1,2,4,16 --part 1/5 --json scale.json       # some 400 kernels a setting
     python -m benchmarks.sweep_scale --jobs 2 --kill --json scale.json                  # 2,000, a worker killed in the middle

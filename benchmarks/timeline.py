@@ -63,7 +63,7 @@ PROTOCOL = Protocol(screen_ms=1.0, screen_samples=5, sets_max=48, l2_multiple=2.
 
 @dataclass
 class Stamped(Variant):
-    """A variant whose workspace takes the stamps."""
+    """A kernel whose workspace takes the stamps."""
 
     def bind(self, operands: Operands, stream: int) -> list[Any]:
         if not self.workspace:

@@ -1,7 +1,7 @@
 """Compare the verdicts of the CPU check with a GPU, for sound and for faulty kernels.
 
-    python -m benchmarks.verdicts prepare .carry/verdicts        # anywhere: builds the variants and runs them on the CPU
-    python -m benchmarks.verdicts compare .carry/verdicts [--json FILE]      # where the GPU is
+    python -m benchmarks.verdicts prepare build/verdicts        # anywhere: builds the kernels and runs them on the CPU
+    python -m benchmarks.verdicts compare build/verdicts [--json FILE]      # where the GPU is
 
 Both check the same shapes with the same operands, reference and bound. A case agrees if both pass it or both fail it. A case is
 latent if the CPU check reports a finding, such as a race, and the numbers on the GPU are right. Everything else is a
@@ -28,7 +28,7 @@ SHAPES = "256x256x256,129x257x95,33x65x17@3,1x1x1,64x64x1000,127x61x509,200x8x72
 VERDICTS = "verdicts.json"
 TIMEOUT_S = 60.0
 SOUND = "sound"
-"""The folder of the variants without a fault. Each fault has a folder with its name."""
+"""The folder of the kernels without a fault. Each fault has a folder with its name."""
 _BASES = (
     {"arch": "sm_90", "tile": "128x128x32"},
     {"arch": "sm_80", "tile": "64x64x32"},
@@ -46,7 +46,7 @@ _CHANGES = (
     {"schedule": "split_k:3", "align": "1"},
     {"schedule": "persistent", "raster": "column", "smem": "none"},
 )
-"""Each change applied to each base is a variant."""
+"""Each change applied to each base is a kernel."""
 _WGMMA = (
     {},
     {"layout": "nn", "tile": "128x128x64", "cluster": "1x1"},
@@ -56,12 +56,12 @@ _WGMMA = (
     {"tile": "128x64x64", "swap_ab": "on"},
     {"tile": "128x128x64", "schedule": "split_k:3", "bias": "row"},
 )
-"""Variants for sm_90a."""
+"""Kernels for sm_90a."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """The result of one case of one variant on the CPU."""
+    """The result of one case of one kernel on the CPU."""
 
     library: str
     symbol: str
@@ -81,7 +81,7 @@ class Case:
 
 
 def prepare(folder: Path, jobs: int) -> int:
-    """Build all variants into libraries under `folder`, run them on the CPU, and write the verdicts."""
+    """Build all kernels into libraries under `folder`, run them on the CPU, and write the verdicts."""
     from benchmarks.faults import FAULTS, faulty_templates, slug
     from generator.build.pipeline import Settings, make
     from generator.build.toolchain import templates_folder
@@ -134,7 +134,7 @@ def _cases(library: str, outcome: CheckOutcome) -> Iterator[Case]:
 
 
 def compare(folder: Path, jobs: int, json_path: Path | None) -> int:
-    """Run every variant on the GPU, print how each compares with the CPU, and return the exit status."""
+    """Run every kernel on the GPU, print how each compares with the CPU, and return the exit status."""
     from hgemm.device import checked, driver, open_device
 
     device = open_device()

@@ -1,7 +1,7 @@
 """The oracle held against the compiler: what validation accepts becomes a sound kernel, what it rejects does not work.
 
 Everything is compiled and inspected, nothing is launched. The larger sample behind the estimate of registers is
-benchmarks/confusion.json; this one is small enough to be drawn anew in every run of the tests.
+benchmarks/data/confusion.json; this one is small enough to be drawn anew in every run of the tests.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def test_what_is_rejected_for_its_registers_spills() -> None:
 
 @pytest.mark.parametrize(("family", "even", "near"), [("", 300, 500), ("_wgmma", 100, 150)])
 def test_the_large_sample_is_kept_and_keeps_its_promise(family: str, even: int, near: int) -> None:
-    folder = ROOT / "benchmarks"
+    folder = ROOT / "benchmarks" / "data"
     table = json.loads((folder / f"confusion{family}.json").read_text())
     rows = json.loads((folder / f"registers{family}.json").read_text())
     for sample, least in (("even", even), ("near", near)):
