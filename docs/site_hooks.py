@@ -126,15 +126,12 @@ def architectures() -> str:
 
 
 def record_fields() -> str:
-    """Return what `hgemm list --fields` prints."""
-    from click.testing import CliRunner
+    """Return a table of the fields that `hgemm list --fields` prints for every library."""
+    from generator.store import schema
 
-    from generator.cli.main import hgemm_command
-
-    shown = CliRunner().invoke(hgemm_command, ["list", "--fields"])
-    if shown.exit_code:
-        raise RuntimeError(f"hgemm list --fields failed: {shown.output}")
-    return f"```text\n{shown.stdout.rstrip()}\n```"
+    return table(
+        ("Field", "Meaning"), [(f"`{name}`", meaning) for name, meaning in sorted(schema.flat_fields().items())]
+    )
 
 
 def record_schema() -> str:

@@ -709,7 +709,7 @@ FIELDS = (
         "FORMULAS",
         'D by a formula, "relu(alpha * acc + bias)", or by a Python function, FILE.py:FUNCTION. Replaces the three above.',
         examples=("none",),
-        meaning="Expression of D in JSON; none: D by beta, bias and activation.",
+        meaning="Expression of D, in JSON; none if beta, bias and activation define D.",
     ),
     Field("store", Choice(("direct", "smem", "tma")), EPILOGUE, "NAMES", "Store D direct, through smem, or by tma."),
 )

@@ -101,22 +101,27 @@ _TOOLCHAIN = fields(
     },
     others=either(list_of(TEXT), TEXT),
 )
-_FILE = fields(
-    {
-        "sha256": _SHA256.about("SHA-256 of the file, in hexadecimal."),
-        "bytes": integer(high=MAX_FILE_BYTES).about("Size of the file.", "B"),
-    }
-)
+
+
+def _file(name: str) -> Check:
+    return fields(
+        {
+            "sha256": _SHA256.about(f"SHA-256 of {name}, in hexadecimal."),
+            "bytes": integer(high=MAX_FILE_BYTES).about(f"Size of {name}.", "B"),
+        }
+    )
+
+
 _FILES_BY_NAME = fields(
     {
-        CUBIN_NAME: _FILE.about("Machine code."),
-        PTX_NAME: _FILE.about("PTX."),
+        CUBIN_NAME: _file(CUBIN_NAME).about("Machine code."),
+        PTX_NAME: _file(PTX_NAME).about("PTX."),
     },
     optional={
-        SOURCE_NAME: _FILE.about("Source in C++."),
-        MODULE_NAME: _FILE.about("Source in form dsl, instead of kernel.cu."),
+        SOURCE_NAME: _file(SOURCE_NAME).about("Source in C++."),
+        MODULE_NAME: _file(MODULE_NAME).about(f"Source in form dsl, instead of {SOURCE_NAME}."),
     },
-    others=_FILE,
+    others=_file("the file"),
     names=text(r"kernel\.[a-z0-9]{1,16}", "a kernel.* file"),
 )
 
@@ -177,7 +182,7 @@ _RESOURCES = fields(
         "smem_bytes": integer(high=MAX_SMEM_BYTES).about("Static and dynamic shared memory per CTA.", "B"),
         "ctas_per_sm": integer(high=32).about("CTAs that an SM holds at once."),
         "warps_per_sm": integer(high=64).about("Warps that an SM holds at once."),
-        "occupancy": number(high=1.0).about("Ratio of these warps to the most that an SM can hold."),
+        "occupancy": number(high=1.0).about("Ratio of the warps that an SM holds at once to its limit."),
     },
     others=scalar,
 )
@@ -269,10 +274,12 @@ _PROOF = fields(
 )
 _ORDER = fields(
     {
-        "id": text(r"order_[0-9a-f]{8}", "order_ and 8 hexadecimal digits").about("Short hash of the text."),
+        "id": text(r"order_[0-9a-f]{8}", "order_ and 8 hexadecimal digits").about(
+            "Order of accumulation: short hash of its text."
+        ),
         "text": TEXT.about("The order in words, with the tensor instruction's k and the type of each sum."),
         "fixed": boolean.about(
-            "Whether every launch has this order, for any m and n. If not, launches that do not share the k of a tile."
+            "Whether every launch has this order, for any m and n. If not, only launches that do not share the k of a tile have it."
         ),
     }
 )

@@ -364,7 +364,9 @@ def test_all_fields_but_instructions_may_be_named_whatever_a_library_holds(paper
 
 
 def test_fields_are_listed_and_completed_with_a_library_and_without(folder: Path, tmp_path: Path) -> None:
-    named = call("list", "--library", folder, "--fields").stdout.split()
+    lines = call("list", "--library", folder, "--fields").stdout.splitlines()
+    assert all(len(line.split()) > 1 for line in lines)
+    named = [line.split()[0] for line in lines]
     assert {*named} == FIELDS | {
         "sass_hmma",
         "sass_ldsm",

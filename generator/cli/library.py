@@ -17,7 +17,16 @@ from generator.errors import RequestError
 from generator.export.launch_header import launch_header
 from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
-from generator.store.query import Selection, check_field, condition_of, fields_in, known_fields, resolve, select_rows
+from generator.store.query import (
+    FIELD_MEANINGS,
+    Selection,
+    check_field,
+    condition_of,
+    fields_in,
+    known_fields,
+    resolve,
+    select_rows,
+)
 from generator.store.schema import schema_text
 from generator.tables import counted, fitted, line_width, to_csv, to_text
 from hgemm.errors import printable
@@ -28,6 +37,7 @@ from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 
 DEFAULT_COLUMNS = "registers smem_bytes ctas_per_sm spilled warp_tile schedule copy occupancy".split()
 """Columns beside those that were filtered or sorted by. The symbol, which comes last, has the other usual fields."""
+_INSTRUCTION_MEANING = "Number of this instruction in the machine code."
 
 _LIST_HELP = """List the kernels of a library.
 
@@ -69,7 +79,9 @@ Examples:
     metavar="FIELDS",
     help="The columns, also of CSV and JSON: symbol,registers.",
 )
-@click.option("--fields", is_flag=True, help="Print the fields that --where, --columns and --sort take.")
+@click.option(
+    "--fields", is_flag=True, help="Print the fields that --where, --columns and --sort take, and their meaning."
+)
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Print the first N only.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV to stdout.")
 @json_option
@@ -82,7 +94,9 @@ def list_command(
     opened, selection = Library(library), Selection(**filters)
     if fields:
         names = sorted(known_fields(opened))
-        click.echo(json.dumps(names) if as_json else "\n".join(names))
+        width = max(map(len, names))
+        lines = (f"{name:{width}}  {FIELD_MEANINGS.get(name, _INSTRUCTION_MEANING)}" for name in names)
+        click.echo(json.dumps(names) if as_json else "\n".join(lines))
         return
     rows = select_rows(opened, selection, sort)[:limit]
     note_left_out(opened, selection)

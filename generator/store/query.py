@@ -21,8 +21,9 @@ from hgemm.library import is_symbol
 from hgemm.locations import library_suffix
 from hgemm.record import RECORD_NAME, SOURCE_NAME, Scalar, current_field, current_word
 
-FIELDS = flat_fields()
-"""The short names of all fields of a record that hold one word or number, without the instruction counts."""
+FIELD_MEANINGS = flat_fields()
+"""The short name and the meaning of all fields of a record that hold one word or number, without the instruction counts."""
+FIELDS = frozenset(FIELD_MEANINGS)
 
 
 def known_fields(library: Library) -> set[str]:

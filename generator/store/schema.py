@@ -42,14 +42,15 @@ def _spec_field(row: Field) -> dict[str, Any]:
     return {**schema, "description": row.meaning or row.help, **units}
 
 
-def flat_fields() -> frozenset[str]:
-    """Return the short names of all described fields that hold one word or number."""
-    return frozenset(flatten(_example(record_schema())))
+def flat_fields() -> dict[str, str]:
+    """Return the short name and the meaning of all described fields that hold one word or number."""
+    return {name: str(meaning) for name, meaning in flatten(_meanings(record_schema())).items()}
 
 
-def _example(schema: dict[str, Any]) -> Any:
-    """Return a value with every described field, old names left out."""
+def _meanings(schema: dict[str, Any]) -> Any:
+    """Return a record whose values are the meanings of its fields, old names left out."""
     if schema.get("type") == "object":
         described = schema.get("properties", {}).items()
-        return {name: _example(item) for name, item in described if not item.get("deprecated")}
-    return {"array": [], "string": ""}.get(schema.get("type", ""), 0)
+        return {name: _meanings(item) for name, item in described if not item.get("deprecated")}
+    meaning = schema["description"] + (f" Unit: {schema['x-unit']}." if "x-unit" in schema else "")
+    return [meaning] if schema.get("type") == "array" else meaning
