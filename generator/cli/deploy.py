@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -254,7 +256,8 @@ def cover_command(
     if as_json:
         click.echo(json.dumps([hole.to_dict() for hole in found], indent=1))
     elif found:
-        click.echo(to_text([*map(_hole_row, found)], ("arch", "kind", "beta", "align", "unsupported")), nl=False)
+        rows = [row for hole in found for row in _hole_rows(hole)]
+        click.echo(to_text(rows, ("arch", "kind", "beta", "align", "unsupported")), nl=False)
     else:
         supported = ", ".join(f"{name}: {counted(count, 'kind')}" for name, count in counts.items())
         click.echo(f"{supported} supported, at alignments {align}, for {', '.join(SORTS)}")
@@ -276,15 +279,19 @@ def _note_f16_only(counts: dict[str, int], kinds: int) -> None:
         click.echo(f"hgemm: {name} multiplies f16 only: {counted(kinds - counts[name], 'kind')} skipped", err=True)
 
 
-def _hole_row(hole: Hole) -> dict[str, str]:
-    sorts = dict.fromkeys(sort for sorts in hole.sorts.values() for sort in sorts)
-    return {
-        "arch": hole.arch,
-        "kind": str(hole.kind),
-        "beta": "yes" if hole.beta else "no",
-        "align": ",".join(map(str, sorted(hole.sorts, reverse=True))),
-        "unsupported": "all" if len(sorts) == len(SORTS) else ", ".join(sorts),
-    }
+def _hole_rows(hole: Hole) -> Iterator[dict[str, str]]:
+    """Yield a row for all alignments that lack the same sorts of problems."""
+    aligns = defaultdict(list)
+    for align in sorted(hole.sorts, reverse=True):
+        aligns[hole.sorts[align]].append(str(align))
+    for sorts, of_sorts in aligns.items():
+        yield {
+            "arch": hole.arch,
+            "kind": str(hole.kind),
+            "beta": "yes" if hole.beta else "no",
+            "align": ",".join(of_sorts),
+            "unsupported": "all" if len(sorts) == len(SORTS) else ", ".join(sorts),
+        }
 
 
 # ==== export ====

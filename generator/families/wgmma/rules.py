@@ -192,12 +192,12 @@ def cta_tile(plan: Plan) -> str | None:
     if plan.tile == _nearest_tile_of(plan):
         return None
     m, n = "nm" if plan.spec.swap_ab else "mn"
-    ks = " or ".join(map(str, tile_ks(plan.spec.operand_bytes)))
+    *first, last = map(str, tile_ks(plan.spec.operand_bytes))
     step = "8" if column_step(plan) == 8 else f"16 in layout {plan.spec.layout}"
     swapped = " with swapped operands" if plan.spec.swap_ab else ""
     return (
         f"tile is {plan.spec.cta_tile}{swapped}; {m} must be 64, 128, 192 or 256, {n} a multiple of {step} up to {MAX_TILE_N}, "
-        f"and k {ks}"
+        f"and k {', '.join(first)} or {last}"
     )
 
 
