@@ -1,17 +1,21 @@
-"""The order of accumulation as selection compares it: one number for the order of an unsplit launch."""
+"""Orders of accumulation: the hash of an order, and the order of a kernel's unsplit launches as selection compares it."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
-
-from hgemm.consistency import order_id
 
 _PARTS = re.compile(r"; \d+ parts of [^;]*$")
 _STREAMED = "; parts of "
 _CUBLAS = re.compile(r"(?:b?f16 mma k16|tf32 mma k8)\b[^;]*\bf32 sum; k in order")
 """The text of the order of cuBLASLt's unsplit kernels. Source: 24 kernels compared on an H100, docs/how-to/batch-invariance.md."""
+
+
+def order_id(text: str) -> str:
+    """Return the short hash of the text of an accumulation order."""
+    return "order_" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def unsplit_order(record: Mapping[str, Any]) -> tuple[int, bool]:

@@ -5,10 +5,10 @@ The generator compares a record with the whole plan of its spec. These laws need
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hgemm.accumulation import order_id
 from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE, EpilogueError, parse_epilogue
 from hgemm.gpus import TYPICAL, max_stream_k_ctas
@@ -26,11 +26,6 @@ _TYPES = {
     **dict.fromkeys(("stages", "ctas_per_sm", "consumers"), int),
 }
 _SPLIT = ("split_k", "split_k_cluster")
-
-
-def order_id(text: str) -> str:
-    """Return the short hash of the text of an accumulation order."""
-    return "order_" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def contradiction(data: Mapping[str, Any]) -> str:

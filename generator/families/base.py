@@ -9,7 +9,7 @@ from typing import Any
 
 from generator.arch import ARCHS, Arch
 from generator.spec import DTYPE_BYTES, Request, Spec, symbol_of
-from hgemm.consistency import order_id
+from hgemm.accumulation import order_id
 from hgemm.gpus import max_stream_k_ctas
 from hgemm.problem import LAUNCH
 
