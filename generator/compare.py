@@ -69,7 +69,7 @@ def plan_every_form(request: Request) -> list[FormPlan]:
     Raises: RequestError if several specs are requested, or no form supports the spec.
     """
     plans = [_planned_for_most(request).replace(form=form) for form in FORMS]
-    forms = [FormPlan(plan, violations(plan), translate.lacking() if plan.spec.form == "dsl" else "") for plan in plans]
+    forms = [FormPlan(plan, violations(plan), translate.missing() if plan.spec.form == "dsl" else "") for plan in plans]
     if all(form.violations for form in forms):
         reject_illegal(plans[0])
     return forms

@@ -32,7 +32,7 @@ import hgemm.device
 from benchmarks.compare_forms import groups
 from generator.arch import ARCHS
 from generator.build import dsl as translate
-from generator.build.dsl import take_problem
+from generator.build.dsl import with_problem_parameter
 from generator.build.emit import _template, emit
 from generator.build.pipeline import BuildOptions, Product, build, prepare
 from generator.build.toolchain import templates_folder
@@ -194,7 +194,7 @@ def ptx_taking(fields: list[str], body: str) -> str:
 def test_fields_that_are_taken_one_by_one_are_taken_where_they_lie_in_a_problem() -> None:
     """A load of the parameter that stands for a field becomes a load at the offset at which that field is packed."""
     loads = [f"\tld.param.b64 \t%rd{place}, [k_param_{place}];" for place in range(len(FIELDS))]
-    text = take_problem(ptx_taking(FIELDS, "\n".join(loads)), "hgemm_x")
+    text = with_problem_parameter(ptx_taking(FIELDS, "\n".join(loads)), "hgemm_x")
     assert ".visible .entry hgemm_x(\n\t.param .align 8 .b8 hgemm_x_param_0[160]\n)" in text and "k_param" not in text
     offsets = [int(offset or 0) for offset in re.findall(r"\[hgemm_x_param_0\+?(\d*)\]", text)]
     names = [*"abcd", "bias", "workspace", "lda", "ldb", "ldc", "ldd"]
@@ -219,7 +219,7 @@ def test_fields_that_are_taken_one_by_one_are_taken_where_they_lie_in_a_problem(
 )
 def test_a_kernel_that_takes_something_else_is_refused(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        take_problem(text, "hgemm_x")
+        with_problem_parameter(text, "hgemm_x")
 
 
 # ---- The process that has the DSL -----------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_after_a_worker_has_died_another_one_serves(worker) -> None:
 
 def test_without_the_dsl_its_kernels_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translate, "WHEEL", "no-such-wheel-anywhere")
-    assert "pip install" in translate.lacking()
+    assert "pip install" in translate.missing()
     with pytest.raises(
         HgemmError,
         match=r"no-such-wheel-anywhere is missing, and --form dsl requires it: pip install 'hgemm-generator\[dsl\]'",

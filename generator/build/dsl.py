@@ -30,7 +30,7 @@ _ENTRY = re.compile(r"\.visible \.entry (?P<name>\w+)\((?P<parameters>[^)]*)\)")
 _PARAMETER = re.compile(r"\.param \.(?P<type>\w+)(?: \.ptr[ .\w]*)? (?P<name>\w+)")
 
 
-def take_problem(ptx: str, symbol: str) -> str:
+def with_problem_parameter(ptx: str, symbol: str) -> str:
     """Return the PTX with one kernel named `symbol` that takes a problem as one parameter.
 
     Raises: ValueError if the PTX does not have one kernel, or its parameters are not the fields of a problem.
@@ -80,12 +80,12 @@ def version() -> str:
         ) from None
 
 
-def lacking() -> str:
+def missing() -> str:
     """Return what is missing to compile modules of the DSL, or an empty text."""
     try:
         version()
-    except HgemmError as missing:
-        return str(missing)
+    except HgemmError as error:
+        return str(error)
     return ""
 
 
@@ -114,7 +114,7 @@ def _translated(server: _Server, symbol: str, source: str, arch: str) -> bytes:
         if note:
             raise BuildError(symbol, note)
         try:
-            return take_problem((folder / PTX_NAME).read_text(), symbol).encode()
+            return with_problem_parameter((folder / PTX_NAME).read_text(), symbol).encode()
         except ValueError as strange:
             raise BuildError(symbol, str(strange)) from None
 

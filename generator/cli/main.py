@@ -301,7 +301,7 @@ def _run(command: click.Command, program: str, arguments: list[str]) -> int:
             import traceback
 
             traceback.print_exc()
-        return _told(program, error)
+        return _report_error(program, error)
 
 
 def _show_warning(program: str, message: Warning | str, *_: Any) -> None:
@@ -309,7 +309,7 @@ def _show_warning(program: str, message: Warning | str, *_: Any) -> None:
     click.echo(f"{program}: {'note' if isinstance(message, DeprecatedWord) else 'warning'}: {message}", err=True)
 
 
-def _told(program: str, error: Exception) -> int:
+def _report_error(program: str, error: Exception) -> int:
     exit_code = getattr(error, "exit_code", None)  # set by all errors of the project
     if exit_code is not None:
         click.echo(printable(shortened(f"{program}: error: {error}")), err=True)

@@ -209,7 +209,7 @@ def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
         context = context_of(plan, device, document, stack)
         kernels = [kernel for kernel in plan.kernels if kernel.traits.symbol not in document["hung"]]
         recorder = _recorder(plan, context, document, stack)
-        told: set[str] = set()
+        logged: set[str] = set()
         for at, (work, state) in enumerate(left):
             spent = time.perf_counter() - began
             if at and spent + spent / at > plan.budget_s:
@@ -225,7 +225,7 @@ def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
                 result = {"work": work.plain(), "state": state, "refused": {"all": str(error)}}
             document["results"].append(result)
             _save(plan, document)
-            _tell_of_baseline(result, context, told, log)
+            _log_unsupported_baseline(result, context, logged, log)
             if recorder:
                 recorder.add(result)
             ahead = (time.perf_counter() - began) / (at + 1) * (len(left) - at - 1)
@@ -236,11 +236,11 @@ def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
     return document
 
 
-def _tell_of_baseline(result: Mapping[str, Any], context: BenchContext, told: set[str], log: Log) -> None:
+def _log_unsupported_baseline(result: Mapping[str, Any], context: BenchContext, logged: set[str], log: Log) -> None:
     """Log why the baseline does not compute a problem, once per reason."""
     why = result["refused"].get(context.baseline.name) if context.baseline else None
-    if why and why not in told:
-        told.add(why)
+    if why and why not in logged:
+        logged.add(why)
         log(f"note: {why}")
 
 

@@ -188,8 +188,8 @@ def _view(given: tuple[Any, ...], device: int) -> View:
     return View(address, tuple(shape), tuple(strides), _DTYPES.get(dtype, dtype), device)
 
 
-class Questions:
-    """Answers to the C++ operator.
+class OperatorCallbacks:
+    """What the C++ operator calls in Python.
 
     Fields: `library` returns the library in use; `orders` whether all products are batch-invariant, and whether they prefer the
         order of cuBLASLt.

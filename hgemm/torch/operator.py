@@ -372,9 +372,9 @@ def _start_native(backend: str = "CUDA", driver: dict[str, int] | None = None) -
         return
     _python._destroy()
     _python = None
-    questions = native.Questions(used_library, lambda: _orders)
+    answers = native.OperatorCallbacks(used_library, lambda: _orders)
     codes = {word: code for code, word in enumerate(ACTIVATIONS)}
-    callbacks = (questions.describe, questions.describe_expression, questions.allocate, _Product.apply)
+    callbacks = (answers.describe, answers.describe_expression, answers.allocate, _Product.apply)
     module.configure(addresses, *callbacks, codes, ProblemError, DeviceError, backend)
     _native = module
 

@@ -89,7 +89,7 @@ def resolve(request: Request) -> Spec:
     fields = {**_PLAIN, "mma": MMAS.get(problem["dtype_a"], "m16n8k16"), **decided, **problem}
     ways = [{**fields, **copy} for copy in _copies(fields, "copy" in request)]
     choices = itertools.chain.from_iterable(_choices(way, tile) for way in ways for tile in _tiles(way))
-    found = next(choices, None) or _spec(fields, _modest(fields, _tiles(fields)[0]))
+    found = next(choices, None) or _spec(fields, _fallback_choice(fields, _tiles(fields)[0]))
     return replace(found, cta_tile=fields.get("cta_tile", found.cta_tile))
 
 
@@ -187,14 +187,14 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
     warps = [fields["warp_tile"]] if "warp_tile" in fields else warp_tiles(fields, tile)
     fitting = []
     for warp in warps:
-        if _fits(fields, _least(fields, tile, warp)):
+        if _fits(fields, _smallest_choice(fields, tile, warp)):
             fitting.append(warp)
-            yield from _legal(fields, _good(fields, tile, warp))
+            yield from _legal_specs(fields, _preferred_choices(fields, tile, warp))
     for warp in fitting:
-        yield from _legal(fields, _poor(fields, tile, warp))
+        yield from _legal_specs(fields, _smaller_choices(fields, tile, warp))
 
 
-def _legal(fields: Request, choices: Iterable[Request]) -> Iterator[Spec]:
+def _legal_specs(fields: Request, choices: Iterable[Request]) -> Iterator[Spec]:
     for choice in distinct(choices):
         if _fits(fields, choice):  # without placements, which take longest to choose
             plan = MmaSyncPlan(_spec(fields, choice))
@@ -202,7 +202,7 @@ def _legal(fields: Request, choices: Iterable[Request]) -> Iterator[Spec]:
                 yield plan.spec
 
 
-def _good(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
+def _preferred_choices(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
     warps = max(1, tile.m // warp.m * (tile.n // warp.n))
     most = max(1, WARPS_PER_SM // warps)
     for ctas in range(most, 0, -1):
@@ -217,18 +217,18 @@ def _stages(fields: Request) -> dict[int, tuple[int, ...]]:
     return REGISTER_COPY_STAGES if fields.get("prefetch", True) else NO_PREFETCH_STAGES
 
 
-def _poor(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
+def _smaller_choices(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
     fewer = (2, 1) if fields["copy"] in REGISTER_COPIES else (3, 2, 1)
     for store, stages, ahead in itertools.product(("smem", "direct"), fewer, (2, 1)):
         yield _choice(fields, tile, warp, stages, ahead, 1, store)
 
 
-def _least(fields: Request, tile: Tile, warp: WarpTile) -> Request:
+def _smallest_choice(fields: Request, tile: Tile, warp: WarpTile) -> Request:
     stages = min(2, fields.get("fragment_stages", 1))  # as many as fragments read ahead need
     return _choice(fields, tile, warp, stages, 1, 1, "direct")
 
 
-def _modest(fields: Request, tile: Tile) -> Request:
+def _fallback_choice(fields: Request, tile: Tile) -> Request:
     """Return a choice for a request that nothing fits. The rules then say why."""
     warp = warp_tiles(fields, tile)[0]
     return _choice(fields, tile, warp, min(_stages(fields)[1]), 1, 1)
