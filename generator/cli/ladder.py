@@ -34,7 +34,7 @@ _LADDER_HELP = """Reproduce a published ladder of kernels, step by step.
 For each step, the verb makes the kernel, runs it beside cuBLASLt in the same rounds, and prints the change, the rate, the
 speedup over the step before and the fraction of cuBLASLt's rate, beside the published numbers.
 
-SYSTEMS are names or globs (s3, 's*'), or TOML files of your own. Without SYSTEMS, the verb lists all systems and steps.
+SYSTEMS are names or globs (s3, 's*'), or your own TOML files. Without SYSTEMS, the verb lists all systems and steps.
 
 Without a GPU, or with --static, it prints what is known before a run: registers, shared memory, bank conflicts, and the limit
 of the cost model. If a C++ compiler is installed, it also counts the sectors that each kernel moves when it runs on the CPU.

@@ -60,7 +60,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--reference",
     default="",
     metavar="FILE.py:FUNCTION",
-    help="A function of your own that computes the results with NumPy. The file is run.",
+    help="Your function that computes the results with NumPy. The file is run.",
 )
 @click.option(
     "--ignore",
