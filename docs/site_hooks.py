@@ -180,18 +180,41 @@ def emitted_kernel() -> str:
 
 
 def python_api() -> str:
-    """Return a mkdocstrings directive for everything that `import hgemm` offers."""
+    """Return a mkdocstrings directive for everything that `import hgemm` offers: functions, classes, then exceptions."""
     import hgemm
 
     found = [(name, getattr(hgemm, name)) for name in hgemm.__all__]
+    first = [*_FIRST_IN_PYTHON]
     found.sort(
         key=lambda item: (
-            item[0] not in ("open", "matmul", "linear"),
             isinstance(item[1], type) and issubclass(item[1], Exception),
+            first.index(item[0]) if item[0] in first else len(first),
         )
     )
-    options = "    options:\n      heading: hgemm.{0}\n      toc_label: {0}"
-    return "\n\n".join(f"::: {item.__module__}.{item.__qualname__}\n{options.format(name)}" for name, item in found)
+    return "\n\n".join(_python_directive(name, item) for name, item in found)
+
+
+_FIRST_IN_PYTHON = (
+    *("open", "matmul", "linear", "generate", "verify", "tune", "interleave"),
+    *("Library", "Kernel", "MatmulPlan", "Problem", "Kind", "LaunchOptions"),
+)
+"""The order of functions and classes on the page of the Python API. The others follow."""
+_PYTHON_MEMBERS = {
+    "Library": ("matmul", "plan", "kernel", "select", "symbols", "records", "refresh"),
+    "Kernel": ("__call__", "symbol", "launch", "bind", "prepare", "workspace_bytes"),
+    "Problem": (),
+    "Kind": (),
+    "LaunchOptions": (),
+}
+"""The members of a class on that page. The others are for the package itself."""
+
+
+def _python_directive(name: str, item: Any) -> str:
+    lines = [f"::: {item.__module__}.{item.__qualname__}", "    options:", f"      heading: hgemm.{name}"]
+    lines += [f"      toc_label: {name}"]
+    if name in _PYTHON_MEMBERS:
+        lines += [f"      members: [{', '.join(_PYTHON_MEMBERS[name])}]"]
+    return "\n".join(lines)
 
 
 def c_api() -> str:

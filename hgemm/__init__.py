@@ -19,6 +19,7 @@ from hgemm.errors import (
     LibraryError,
     ProblemError,
     RequestError,
+    UnsupportedError,
     VerificationError,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "Progress",
     "RequestError",
     "Tuned",
+    "UnsupportedError",
     "VerificationError",
     "Verified",
     "linear",
