@@ -407,7 +407,7 @@ _PROBLEMS = (
         "--epilogue",
         default="",
         metavar="EPILOGUE",
-        help="Measure the kernels of this epilogue: a formula. The verbs of `hgemm` take FILE.py:FUNCTION, too.",
+        help="Measure the kernels of this epilogue: a formula or FILE.py:FUNCTION. `python -m` takes formulas only.",
     ),
 )
 
