@@ -140,6 +140,11 @@ def planned_record(plan: Plan) -> Mapping[str, Any]:
 
 
 _STOP_S = 10.0
+OWN_SHARE = 0.4
+"""The part of the candidates that are kernels of the library. Those of the catalog have calibrated estimates, which are better.
+
+Source: docs/performance-notes.md, "Selection and tuning".
+"""
 _BATCH = 2
 """Kernels of a batch. A problem is measured when its candidates are built, so they have to arrive early."""
 
@@ -234,9 +239,9 @@ class Generating:
         return [self._kernels[symbol] for symbol in found]
 
     def _best(self, work: Work, among: Container[str] | None = None) -> list[str]:
-        """Return the candidates for a problem. A quarter are variants that the library had, whose estimates are often better."""
+        """Return the candidates for a problem. OWN_SHARE of them are kernels that the library had."""
         count = self._search.candidates
-        own = self.ranking.best(work, count // 4, among=self._own)
+        own = self.ranking.best(work, round(OWN_SHARE * count), among=self._own)
         return list(dict.fromkeys([*own, *self.ranking.best(work, count, among)]))[:count]
 
     def keep(self, chosen: Collection[str]) -> None:

@@ -303,6 +303,11 @@ class Race:
         self._memory = memory
         self._memory_ms = self._rough_ms([memory.launch]) if memory else 0.0
 
+    @property
+    def memory_ms(self) -> float:
+        """Milliseconds of the memory-bound kernel before each launch, estimated. 0 if none runs."""
+        return self._memory_ms if self._memory else 0.0
+
     def add(self, contender: Contender) -> None:
         """Bind a contender and launch it a few times. This loads its code and estimates its time."""
         name = contender.name
@@ -470,7 +475,7 @@ class Race:
         return rounds
 
     def solo(self, name: str) -> list[float]:
-        """Run one contender alone for a while. Return its times in the second half."""
+        """Run one contender alone for a while. Return its times in the second half, with those of the memory-bound kernel."""
         began = time.perf_counter()
         middle, end = began + self.protocol.solo_s / 2, began + self.protocol.solo_s
         times: list[float] = []

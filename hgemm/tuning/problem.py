@@ -238,9 +238,11 @@ CHECK_S, CHECK_ROUNDS = 0.05, 4
 MAX_LOSS = 0.03
 """The most that a choice may lose to the best finalist in a state. Otherwise the finalist with the least loss is chosen."""
 POWER_LIMIT = "sw_power_cap"
-CLOSE, MAX_RIVALS = 0.02, 3
-"""At the power limit, the clock follows the mean power of all names. In rounds of many, those that need more power look up to 3 %
-faster. So those within CLOSE of the winner are measured in turns with one reference. Source: H200, 2304x11264x4096, 2026-11-26."""
+CLOSE, MAX_RIVALS = 0.04, 5
+"""At the power limit, the clock follows the mean power of all names. In rounds of many, those that need more power look up to 5 %
+faster. So those within CLOSE of the winner run alone. Source: H100, 8192x8192x8192, 2026-11-28, docs/performance-notes.md."""
+ALONE_S = 0.3
+"""Time that a finalist runs alone. The second half counts, because the clock settles within 0.1 s."""
 TUNED_STATES = ("model", "steady", "burst")
 Mix = Mapping[str, float]
 """The weight of each state in the choice."""
@@ -284,7 +286,7 @@ def tune(
     to measure of a variant. Screening decides which of them and which order of tiles a variant has in the rounds.
     `selected` is the symbol of the variant that the library selects so far. It is a finalist. It stays the choice unless another
     one is faster in the rounds and again in a second look, or it loses more than MAX_LOSS in another state. At the power limit,
-    second looks decide between all finalists that are close to the fastest.
+    finalists that are close to the fastest run alone, and these times decide.
 
     Raises: LostDevice if a kernel faults; DeviceError if memory is too small. Other failures are listed in `refused`.
     """
@@ -327,8 +329,10 @@ def tune(
         look = {}
         if rivals and (limited or symbol_of(reference) == selected):
             race.alternate(memory if states[0] == "model" else None)
-            most = MAX_REPEATS if len(rivals) == 1 else MAX_REPEATS // 2
-            looks = {name: _second_look(race, reference, name, context, states[0], most) for name in rivals}
+            if limited:
+                looks = _looks_alone(race, reference, rivals, context)
+            else:
+                looks = {name: _second_look(race, reference, name, context, states[0]) for name in rivals}
             winner = max(looks, key=lambda name: looks[name]["ahead"])
             look = looks[winner]
             elsewhere = {state: of_state for state, of_state in times.items() if state != states[0]}
@@ -433,7 +437,7 @@ def _timed(
 
 
 def _rivals(times: StateTimes, ranked: Sequence[str], winner: str, state: str, limited: bool) -> list[str]:
-    """Return the names to measure in turns with the first of `ranked`: the winner and, at the power limit, those close to it."""
+    """Return the names to measure again beside the first of `ranked`: the winner and, at the power limit, those close to it."""
     medians = {name: statistics.median(ms) for name, ms in times[state].items()}
     most = (1 + CLOSE) * medians[winner] if limited else 0.0
     close = [name for name in ranked if medians[name] <= most and largest_loss(times, name) <= MAX_LOSS]
@@ -441,21 +445,36 @@ def _rivals(times: StateTimes, ranked: Sequence[str], winner: str, state: str, l
     return [name for name in names if name != ranked[0]][:MAX_RIVALS]
 
 
-def _second_look(
-    race: Race, selected: str, winner: str, context: BenchContext, state: str, repeats: int
-) -> dict[str, float]:
+def _second_look(race: Race, selected: str, winner: str, context: BenchContext, state: str) -> dict[str, float]:
     """Measure two names again, in turns. Return by how much the winner is ahead, and the error of this."""
     race.protocol = context.protocol
     names = [selected, winner]
     warm_up(race, names, context, state)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(repeats):
+    for _ in range(MAX_REPEATS):
         for name, more in rounds_of(race, names, state).items():
             times[name] += more
         ahead, error = lead(times[selected], times[winner])
         if abs(ahead) > error or error < DOUBTFUL:
             break
     return {"ahead": round(ahead, 4), "error": round(error, 4)}
+
+
+def _looks_alone(
+    race: Race, selected: str, rivals: Sequence[str], context: BenchContext
+) -> dict[str, dict[str, float]]:
+    """Run each name alone for ALONE_S, in both orders. Return by how much each rival is ahead, and the error of this."""
+    race.protocol = replace(context.protocol, solo_s=ALONE_S)
+    names = [selected, *rivals]
+    race.prepare(names, race.protocol.rounds)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for name in (*names, *reversed(names)):
+        times[name].append(statistics.fmean(race.solo(name)) - race.memory_ms)
+    looks = {}
+    for name in rivals:
+        first, second = (its / other - 1 for its, other in zip(times[selected], times[name]))
+        looks[name] = {"ahead": round((first + second) / 2, 4), "error": round(abs(first - second) / 2, 4)}
+    return looks
 
 
 def choose(times: StateTimes, order: Sequence[str], mix: Mix) -> str:

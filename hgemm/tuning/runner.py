@@ -138,7 +138,7 @@ class TunePlan:
     library: Path
     protocol: Protocol = PROTOCOL
     mix: Mix = field(default_factory=lambda: DEFAULT_MIX)
-    candidates: int = 32
+    candidates: int = 40
     options: int = 4
     budget_s: float = float("inf")
     seed: int = 0
