@@ -9,7 +9,7 @@
 Each kernel gets a factor for each term of its estimate. Factors that all kernels share are fitted first. Those of each group of
 similar kernels follow, pulled towards them, then those of each tile, pulled towards its group's, and those of each kernel, pulled
 towards its tile's. What all kernels of a problem have in common is left out, since it changes no order. The level of all estimates
-is then set to that of the model.
+is then set to that of the model. Regression trees learn what is still wrong (benchmarks/boosting.py).
 `judge` fits in folds. A loss is the time of the kernel with the lowest estimate over the lowest time of the space, less 1.
 """
 
@@ -19,13 +19,14 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from benchmarks.boosting import boosted
 from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
@@ -36,6 +37,7 @@ from hgemm.dispatch_table import (
     FORGIVEN_IN_ONE_WAVE,
     L2_BITS,
     LONG_CLOCKS,
+    MAX_ALIGNMENT,
     OVERLAP_EIGHTHS,
     ROUND_WAITS,
     STRADDLING_PART,
@@ -73,7 +75,9 @@ from hgemm.model.calibrated import (
     wave_class,
 )
 from hgemm.model.predict import fits
-from hgemm.problem import Kind
+from hgemm.model.trees import FEATURES, LEAF, MOST, Tree
+from hgemm.model.trees import ONE as TREE_ONE
+from hgemm.problem import LAYOUTS, Kind
 from hgemm.selection_query import SelectionQuery, Target
 
 CAPABILITY, SMS = 90, 132
@@ -261,6 +265,10 @@ class Launches:
     straddling: np.ndarray
     added: np.ndarray
     m: np.ndarray
+    n: np.ndarray
+    k: np.ndarray
+    batch: np.ndarray
+    layout: np.ndarray
     weight: np.ndarray
 
     def __getitem__(self, chosen: np.ndarray) -> Launches:
@@ -301,7 +309,8 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
                     *(sum(busiest), sum(rounds), busiest[1] * shared, rounds[1] * shared),
                     sum(items * k_tiles for items, k_tiles in parts),
                     *(ctas, parts[1][0] * shared, sms),
-                    *(mib, mib * slower, straddling / 2, added * shared, m, WEIGHTS[launched]),
+                    *(mib, mib * slower, straddling / 2, added * shared),
+                    *(m, n, k, batch, LAYOUTS.index(layout), WEIGHTS[launched]),
                 )
             )
     columns = np.array(found, float).T
@@ -356,6 +365,56 @@ def clocks(
     if sustained and is_calibrated:
         added = added + np.maximum(sm - LONG_CLOCKS, 0) * np.array([energy(row) for row in rows])[one.row] / ONE
     return of("launch_clocks", "launch") + added + longer + overlap * np.maximum(shorter - longer / 4, 0)
+
+
+def features(launches: Launches, rows: Sequence[Row], factors: np.ndarray, estimates: np.ndarray) -> np.ndarray:
+    """Return what trees compare, as hgemm.dispatch_table.features_of. Shapes: (launch, feature)."""
+    one, (m, n, k) = launches, (launches.m, launches.n, launches.k)
+
+    def of(name: str, term: str = "") -> np.ndarray:
+        its = np.array([getattr(row, name) for row in rows], float)
+        return np.round(its * factors[:, TERMS.index(term)] if term else its)[one.row]
+
+    def alignment(extents: np.ndarray) -> np.ndarray:
+        odd = extents.astype(int) | MAX_ALIGNMENT
+        return odd & -odd
+
+    tile_m, tile_n, splits = of("tile_m"), of("tile_n"), of("splits")
+    tiles = (
+        np.ceil(m / (tile_m * of("cluster_m")))
+        * np.ceil(n / (tile_n * of("cluster_n")))
+        * of("cluster_m")
+        * of("cluster_n")
+    )
+    k_tiles = np.ceil(np.maximum(k, 1) / of("tile_k"))
+    found = {
+        **{"m": m, "n": n, "k": k, "layout": one.layout, "straddling": 2 * one.straddling},
+        **{f"{name}_alignment": alignment(extents) for name, extents in (("m", m), ("n", n), ("k", k))},
+        **{"waves": 100 * tiles * splits // one.sms, "missing_rows": -m % tile_m, "missing_columns": -n % tile_n},
+        **{"k_tile_clocks": of("k_tile_clocks", "k_tile"), "tile_clocks": of("tile_clocks", "tile")},
+        **{"k_tiles": np.ceil(k_tiles / splits), "dram": 1024_000 * one.mib // estimates, "clocks": estimates // 1},
+        "l2": 1000 * (tiles * k_tiles * of("l2_clocks", "l2") / (1 << L2_BITS)) // estimates,
+    }
+    return np.stack([found[name] if name in found else of(name) for name in FEATURES], axis=1).astype(int)
+
+
+def with_best_options(launches: Launches, estimates: np.ndarray) -> np.ndarray:
+    """Return the places of launches with the lowest estimate of their kernel and problem."""
+    ordered = np.lexsort((estimates, launches.row, launches.at))
+    pairs = np.stack([launches.at, launches.row])[:, ordered]
+    return ordered[np.concatenate([[True], (np.diff(pairs) != 0).any(axis=0)])]
+
+
+def refinements(trees: Sequence[Tree], found: np.ndarray) -> np.ndarray:
+    """Return the factors of estimates, as hgemm.model.trees.refinement. Shapes: found (launch, feature); (launch,)."""
+    total, every = np.zeros(len(found)), np.arange(len(found))
+    for tree in trees:
+        nodes, at = np.array(tree), np.zeros(len(found), int)
+        while ((feature := nodes[at, 0]) != LEAF).any():
+            step = np.where(found[every, feature] <= nodes[at, 1], 1, nodes[at, 2])
+            at = at + np.where(feature == LEAF, 0, step)
+        total += nodes[at, 1]
+    return 1 + np.clip(total, -MOST, MOST) / TREE_ONE
 
 
 def wave_places(launches: Launches, rows: Sequence[Row]) -> np.ndarray:
@@ -487,6 +546,32 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
     return Fitted(np.exp(shared[0]), np.exp(groups), np.exp(spanned - groups), factors, waves)
 
 
+TREES_FAR = 0.4
+"""A launch counts for the trees if its estimate exceeds the lowest of its problem by less than this part."""
+
+
+def grown(launches: Launches, rows: Sequence[Row], factors: np.ndarray, waves: np.ndarray) -> list[Tree]:
+    """Return the trees that refine the estimates of single products."""
+    launches = launches[launches.batch == 1]
+    if not len(launches.at):
+        return []
+    estimates = clocks(launches, rows, factors, waves, sustained=True)
+    chosen = with_best_options(launches, estimates)
+    launches, estimates = launches[chosen], estimates[chosen]
+    plain, count = clocks(launches, rows, factors, waves), int(launches.at.max()) + 1
+    best = np.full(count, np.inf)
+    np.minimum.at(best, launches.at, plain)
+    far = plain / best[launches.at] - 1
+    weights = launches.weight / max(WEIGHTS.values()) * np.clip(1 - far / TREES_FAR, LEAST_WEIGHT, 1)
+    errors = np.log(launches.time_us / plain)
+    means = np.bincount(launches.at, weights * errors, count) / np.maximum(
+        np.bincount(launches.at, weights, count), 1e-9
+    )
+    errors = np.clip(errors - means[launches.at], -LARGEST_ERROR, LARGEST_ERROR)
+    near = far < TREES_FAR
+    return boosted(features(launches[near], rows, factors, estimates[near]), errors[near], weights[near])
+
+
 WAVE_PULL, WAVE_STEPS, WAVE_FAR, LARGEST_ERROR, LARGEST_FALL = 10, 4, 0.4, 0.3, 0.08
 """Constants of the fit of the waves' factors.
 
@@ -563,6 +648,7 @@ def losses(
     rows: Sequence[Row],
     factors: np.ndarray | None,
     waves: np.ndarray | None,
+    trees: Sequence[Tree] = (),
     kept: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the loss of each problem if the kernel with the lowest estimate runs, of all kernels or of those that are kept.
@@ -570,9 +656,14 @@ def losses(
     It is infinite if no kept kernel was measured. Shapes: (problem,).
     """
     estimates = clocks(launches, rows, factors, waves, sustained=True)
-    estimates = np.where(True if kept is None else kept[launches.row], estimates, np.inf)
     best = np.full(int(launches.at.max()) + 1, np.inf)
     np.minimum.at(best, launches.at, launches.time_us)
+    if factors is not None:
+        chosen = with_best_options(launches, estimates)
+        launches, estimates = launches[chosen], estimates[chosen]
+        factor = refinements(trees, features(launches, rows, factors, estimates))
+        estimates = np.where(launches.batch == 1, estimates * factor, estimates)
+    estimates = np.where(True if kept is None else kept[launches.row], estimates, np.inf)
     ordered = np.lexsort((estimates, launches.at))
     _, firsts = np.unique(launches.at[ordered], return_index=True)
     selected = ordered[firsts]
@@ -629,24 +720,27 @@ def judged(
     """Yield titles and figures: the model alone, and calibrations by the same GPU, by the others, and by all, in folds."""
     rows, devices = [*named.values()], list(dict.fromkeys(device for device, _ in data))
     for part, launches in data.items():
-        yield f"{''.join(part)}: model alone", summary(losses(launches, rows, None, None, kept))
+        yield f"{''.join(part)}: model alone", summary(losses(launches, rows, None, None, kept=kept))
     for device in devices if len(devices) > 1 else ():
-        its = fitted(_joined([launches for (other, _), launches in data.items() if other != device]), named)
+        its = learnt(_joined([launches for (other, _), launches in data.items() if other != device]), named)
         for part in (one for one in data if one[0] == device):
-            yield (
-                f"{''.join(part)}: calibrated by the others",
-                summary(losses(data[part], rows, its.own, its.waves, kept)),
-            )
+            yield f"{''.join(part)}: calibrated by the others", summary(losses(data[part], rows, *its, kept))
     by = {f"calibrated by {device}": [part for part in data if part[0] == device] for device in devices}
     for title, sources in ((by if len(devices) > 1 else {}) | {"calibrated by all": [*data]}).items():
         found: dict[tuple[str, str], list[np.ndarray]] = {part: [] for part in sources}
         for fold in range(FOLDS):
-            its = fitted(_joined([of_problems(data[part], folds[part] != fold) for part in sources]), named)
+            its = learnt(_joined([of_problems(data[part], folds[part] != fold) for part in sources]), named)
             for part in sources:
                 held_out = of_problems(data[part], folds[part] == fold)
-                found[part].append(losses(held_out, rows, its.own, its.waves, kept))
+                found[part].append(losses(held_out, rows, *its, kept))
         for part in sources:
             yield f"{''.join(part)}: {title}, held out", summary(np.concatenate(found[part]))
+
+
+def learnt(launches: Launches, named: Mapping[KernelKey, Row]) -> tuple[np.ndarray, np.ndarray, Sequence[Tree]]:
+    """Return the factors of kernels and of waves, and the trees, that the launches suggest."""
+    its = fitted(launches, named)
+    return its.own, its.waves, grown(launches, [*named.values()], its.own, its.waves)
 
 
 def _joined(parts: Sequence[Launches]) -> Launches:
@@ -772,6 +866,10 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
         },
         waves=tuple(_permille(part) for part in np.split(factors.waves, WAVE_CLASSES)),
     )
+    calibrated = rows_of(documents, found)
+    of_kernels = [calibrated[key] for key in rows]
+    trees = grown(together, of_kernels, np.ones((len(rows), len(TERMS))), np.concatenate(found.waves) / ONE)
+    found = replace(found, trees=tuple(trees))
     document = document_of(found, devices, "python -m benchmarks.calibration fit")
     parse_calibration(document)
     to.write_text(in_lines(document), encoding="utf-8")

@@ -35,8 +35,10 @@ from hgemm.model.calibrated import (
 from hgemm.model.cards import Card, usual_card
 from hgemm.model.kernel import by_wgmma
 from hgemm.model.predict import ACCUMULATOR_BYTES, KernelShape, cycles_of, fit_of
+from hgemm.model.trees import BOUND_LIMIT, refinement
+from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import Point, point
-from hgemm.problem import Kind, LaunchOptions, kind_supports
+from hgemm.problem import LAYOUTS, Kind, LaunchOptions, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
 FORMAT = 14
@@ -360,7 +362,7 @@ def _survey_points(
     for extents, found in part.items():
         timed = {indices[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in indices}
         query, here = SelectionQuery.dense(kind, extents), replace(target, dram_gbytes_per_s=found.dram_gbytes_per_s)
-        ratios.append({at: time_us / estimate_clocks(rows[at], query, here) for at, time_us in timed.items()})
+        ratios.append({at: time_us / refined_estimate(rows[at], query, here) for at, time_us in timed.items()})
     orders = [tuple(indices[symbol] for symbol in found.order if symbol in indices) for found in part.values()]
     options = [
         tuple(sorted((indices[symbol], its) for symbol, its in found.options.items() if symbol in indices))
@@ -547,6 +549,41 @@ FORGIVEN_IN_ONE_WAVE, FORGIVEN = 7, 4
 """Sixteenths of what the busiest SM has more than the average that do not count: with at most one CTA per SM, and with more."""
 OVERLAP_EIGHTHS = 5
 """Eighths of the shorter of the times of SMs and memory that a calibrated row adds to the longer; other rows add 4."""
+
+
+MAX_ALIGNMENT = 512
+
+
+def features_of(row: Row, query: SelectionQuery, target: Target, clocks: int) -> tuple[int, ...]:
+    """Return what the trees of a calibration compare, in the order of hgemm.model.trees.FEATURES.
+
+    `clocks` is the estimate with the best options. Units: an alignment is the largest power of two that divides an extent, at most
+        MAX_ALIGNMENT; percent of a wave; KiB of DRAM traffic and clocks of L2 for each 1000 clocks of the estimate.
+    """
+    m, n, k = query.m, query.n, query.k
+    tiles, k_tiles = row.tiles(m, n), _ceil_div(max(k, 1), row.tile_k)
+    loads = min(tiles * k_tiles, KIB_LIMIT) * row.l2_clocks >> L2_BITS
+    alignments = [(one | MAX_ALIGNMENT) & -(one | MAX_ALIGNMENT) for one in (m, n, k)]
+    return (
+        *(m, n, k, LAYOUTS.index(query.kind.layout), query.straddling, *alignments),
+        *(row.tile_m, row.tile_n, row.tile_k, row.cluster_m, row.cluster_n, row.splits, row.decides_splits),
+        *(row.smem_bytes, row.tiles_per_sm, row.k_tile_clocks, row.tile_clocks, _ceil_div(k_tiles, row.splits)),
+        *(100 * tiles * row.splits // sms_used(row, target), -m % row.tile_m, -n % row.tile_n),
+        *(1000 * _dram_kib(row, query) // clocks, 1000 * loads // clocks, clocks),
+    )
+
+
+def refined_clocks(row: Row, query: SelectionQuery, target: Target, clocks: int) -> int:
+    """Return an estimate that the calibration's trees have refined. They do so for single products of calibrated kernels."""
+    largest = max(query.m, query.n, query.k, clocks)
+    if not row.calibration or query.batch > 1 or not clocks or largest > BOUND_LIMIT:
+        return clocks
+    return clocks * refinement(calibration().trees, features_of(row, query, target, clocks)) // TREE_ONE
+
+
+def refined_estimate(row: Row, query: SelectionQuery, target: Target) -> int:
+    """Return the refined estimate of a launch with its default options. Units: SM clocks."""
+    return refined_clocks(row, query, target, estimate_clocks(row, query, target))
 
 
 LONG_CLOCKS = 100_000
@@ -769,13 +806,18 @@ def dram_part(target: Target) -> int:
 
 def _memory(row: Row, query: SelectionQuery, target: Target, loads: int) -> int:
     """Return the time of DRAM to read A and B once and write D, plus that of L2 to read the rest."""
-    operands = min((query.m + query.n) * query.k * query.batch, LIMIT)
-    results = min(query.m * query.n * query.batch, LIMIT)
-    kib = min((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
+    kib = _dram_kib(row, query)
     loaded = min(loads, KIB_LIMIT) * row.l2_clocks >> L2_BITS
     l2 = max(loaded - (kib * row.l2_mib_clocks >> 10), 0)
     l2 += l2 * query.straddling // STRADDLING_PART
     return row.dram_start_clocks + (kib * (row.dram_mib_clocks * dram_part(target) // DRAM_ONE) >> 10) + l2
+
+
+def _dram_kib(row: Row, query: SelectionQuery) -> int:
+    """Return the DRAM traffic of reading A and B once, and of writing D."""
+    operands = min((query.m + query.n) * query.k * query.batch, LIMIT)
+    results = min(query.m * query.n * query.batch, LIMIT)
+    return min((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
 
 
 def sms_used(row: Row, target: Target) -> int:

@@ -2,7 +2,7 @@
 
 The best measured variant, if this very problem was measured on such a device. Else the lowest estimate, after measurements of
 similar problems have corrected it. Measurements that ship with the package have calibrated the estimates of many variants
-(hgemm/model/calibrated.py). The launch options of the chosen variant are
+(hgemm/model/calibrated.py) and refine them by trees (hgemm/model/trees.py). The launch options of the chosen variant are
 measured ones if they exist (hgemm/measured_options.py). A batch-invariant query has only the variants that keep one accumulation
 order (hgemm/invariance.py). The exported C library does the same steps with the same numbers (templates/capi/src/select.c).
 """
@@ -26,6 +26,7 @@ from hgemm.dispatch_table import (
     default_raster,
     estimate_clocks,
     launch_clocks,
+    refined_clocks,
 )
 from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE
@@ -43,6 +44,8 @@ from hgemm.invariance import (
 )
 from hgemm.locations import library_suffix
 from hgemm.measured_options import MeasuredOptions, options_of
+from hgemm.model.trees import MOST
+from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import (
     CORRECTED_LIMIT,
     ESTIMATE_WEIGHTS,
@@ -182,10 +185,21 @@ class Selector:
                     return self._choice(best, match, query, order, MEASURED, measured)
         factors = self.corrections(rows, query)
 
-        def corrected(row: int) -> int:
-            return factors.get(row, FACTOR_ONE) * min(self._clocks(row, query, order), CORRECTED_LIMIT)
+        clocks = {row: self._clocks(row, query, order) for row in rows}
 
-        best = min(rows, key=corrected)
+        def corrected(row: int, clocks: int) -> int:
+            return factors.get(row, FACTOR_ONE) * min(clocks, CORRECTED_LIMIT)
+
+        def refined(row: int) -> int:
+            return corrected(row, refined_clocks(self.table.rows[row], query, self.target, clocks[row]))
+
+        least = min(corrected(row, its) for row, its in clocks.items())
+        near = (
+            row
+            for row, its in clocks.items()
+            if (TREE_ONE - MOST) * corrected(row, its) <= (TREE_ONE + 2 * MOST) * least
+        )
+        best = min(near, key=refined)  # trees cannot make another row the best
         if survey and best in factors:
             alike = (one for one in survey.problems if one.straddles(query.kind) == (query.straddling > 0))
             similar = min(alike, key=lambda problem: distance(problem.point, query.point))
@@ -299,7 +313,7 @@ class Selector:
             raster_tiles = default_raster(row, query, self.target, fastest) if row.decides_raster else 1
             options, were_measured = replace(fastest, raster_tiles=raster_tiles), False
         workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
-        clocks = self._clocks(at, query, order)
+        clocks = refined_clocks(row, query, self.target, self._clocks(at, query, order))
         return Choice(row, match, clocks, workspace_bytes, rule, nearest, factor, options, were_measured, order)
 
     def _reason(self, query: SelectionQuery) -> str:

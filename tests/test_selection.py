@@ -40,6 +40,7 @@ from hgemm.dispatch_table import (
     kind_of,
     orders_of_waves,
     partial_eighths,
+    refined_estimate,
     tiles_in_order,
 )
 from hgemm.dtypes import OUTPUTS
@@ -206,7 +207,7 @@ def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: Sele
     assert found.code_match == min(way for way, _ in serving)
     assert found.workspace_bytes <= wanted.workspace_bytes
     peers = [row for way, row in serving if way == found.code_match]
-    costs = [estimate_clocks(row, wanted, target) for row in peers]
+    costs = [refined_estimate(row, wanted, target) for row in peers]
     compared = [min(cost, CORRECTED_LIMIT) for cost in costs]
     fastest = compared.index(min(compared))
     assert found.row == peers[fastest] and found.clocks == costs[fastest]
@@ -276,7 +277,7 @@ def test_stores_of_single_elements_are_not_taken_for_free() -> None:
     assert choose(query).row.align_d == 8
     table = catalog_table()
     times = {
-        row.align_d: estimate_clocks(row, query, H200)
+        row.align_d: refined_estimate(row, query, H200)
         for row in table.rows
         if "_tn_f16_f32_f16_128x128x64_" in row.symbol
     }
@@ -368,7 +369,7 @@ def test_measurements_are_compared_with_estimates_for_the_dram_of_their_card(tmp
     slow = dataclasses.replace(H200, dram_gbytes_per_s=2000)
     rows = {row.symbol: row for row in catalog_table().rows}
     query = SelectionQuery.dense(Kind(), (128, 4096, 4096, 1))
-    times = {one: estimate_clocks(rows[one], query, slow) / 1e3 for one in served[::8]}
+    times = {one: refined_estimate(rows[one], query, slow) / 1e3 for one in served[::8]}
     results = [(measured.problem(128, 4096, 4096), times)]
     for dram, same in ((2000, True), (0, False)):
         (survey,) = measured_table(tmp_path, results, dram_gbytes_per_s=dram).surveys

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 
 from generator.errors import INSTALL, HgemmError, LibraryError
 from hgemm.consistency import MAX_CLUSTER_EXTENT
@@ -17,6 +18,8 @@ from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_stored
 from hgemm.measured_options import MeasuredOptions, Place
 from hgemm.model.calibrated import DRAM_GBYTES_PER_S, ONE, WAVE_BOUNDS, WAVE_CLASSES, calibration
+from hgemm.model.trees import MOST, Tree
+from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import ESTIMATE_WEIGHTS, NEAREST, WEIGHTS, relative_ratios
 from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, LaunchOptions
 from hgemm.record import (
@@ -174,6 +177,7 @@ def table_h(table: DispatchTable, version: str, flags: int = 0, epilogues: int =
 
     `flags` are hgemm_flags that all problems have, `epilogues` the number of expressions.
     """
+    trees = _trees(table)
     sizes = {
         "GROUP_COUNT": len(table.groups),
         "ROW_COUNT": len(table.rows),
@@ -191,6 +195,10 @@ def table_h(table: DispatchTable, version: str, flags: int = 0, epilogues: int =
         "WAVE_CLASS_COUNT": WAVE_CLASSES,
         "WAVE_FACTOR_COUNT": WAVE_CLASSES * (len(WAVE_BOUNDS) + 1),
         "WAVE_ONE": ONE,
+        "TREE_COUNT": len(trees),
+        "NODE_COUNT": sum(map(len, trees)),
+        "TREE_ONE": TREE_ONE,
+        "TREE_MOST": MOST,
         "DRAM_GBYTES_PER_S": DRAM_GBYTES_PER_S,
         **COUNTS,
         "ALWAYS_FLAGS": flags,
@@ -221,6 +229,9 @@ def table_c(table: DispatchTable, traits: Mapping[str, LaunchTraits], images: Im
     problems = [problem for survey in table.surveys for problem in survey.problems]
     orders = [str(row) for problem in problems for row in problem.order]
     epilogues = [_epilogue(one) for one in epilogues_of(traits.values())]
+    trees = _trees(table)
+    nodes = [f"{{{feature}, {bound}, {right}}}" for tree in trees for feature, bound, right in tree]
+    roots = accumulate(map(len, trees), initial=0)
     ratios = [
         ", ".join(f"{{{row}, {ratio}}}" for row, ratio in relative_ratios(dict(problem.ratios)).items())
         for problem in problems
@@ -249,8 +260,15 @@ def table_c(table: DispatchTable, traits: Mapping[str, LaunchTraits], images: Im
                 (str(factor) for factors in calibration().waves for factor in factors),
                 len(WAVE_BOUNDS) + 1,
             ),
+            *_array("hgemm_node", "nodes", "NODE_COUNT + 1", [*nodes, "{0}"], 8),
+            *_array("uint32_t", "roots", "TREE_COUNT + 1", map(str, roots), 24),
         ]
     )
+
+
+def _trees(table: DispatchTable) -> Sequence[Tree]:
+    """Return the trees that refine the estimates of a table."""
+    return calibration().trees if any(row.calibration for row in table.rows) else ()
 
 
 def _array(kind: str, name: str, size: str, entries: Iterable[str], per_line: int = 1) -> list[str]:

@@ -19,7 +19,7 @@ from generator.pack.kernels import Candidate, candidates_for, needs_as_much
 from generator.spec import Spec
 from generator.store.library import Library
 from generator.tuning import archs_of
-from hgemm.dispatch_table import Row, estimate_clocks
+from hgemm.dispatch_table import Row, estimate_clocks, refined_estimate
 from hgemm.growth import Missing, size_of_tile
 from hgemm.selection import row_supports
 from hgemm.selection_query import MAX_ALIGN, SelectionQuery, Target
@@ -46,7 +46,7 @@ def build_kernel(folder: Path, missing: Missing) -> str | None:
     error = ""
     for _ in range(MAX_ATTEMPTS):
         plan = best_plan(query, target, missing.size, failed)
-        if plan is None or 0 < missing.clocks < GAIN * estimate_clocks(Candidate.of(plan).row, query, target):
+        if plan is None or 0 < missing.clocks < GAIN * refined_estimate(Candidate.of(plan).row, query, target):
             break
         (_, outcome), *_ = make([plan], Settings(Library(folder), templates_folder()), processes=0)
         if outcome.record:

@@ -26,9 +26,11 @@ from generator.pack.models import Layer, Model, distinct
 from generator.spec import Spec, symbol_of
 from generator.store.library import Library
 from generator.tuning import planned_record, plans_of
-from hgemm.dispatch_table import Row, estimate_clocks, kind_of, launch_clocks, row_of
+from hgemm.dispatch_table import Row, estimate_clocks, kind_of, launch_clocks, refined_clocks, row_of
 from hgemm.dtypes import type_word
 from hgemm.launch_traits import LaunchTraits
+from hgemm.model.trees import MOST
+from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import extents_between
 from hgemm.packed import ROWS, PackedLayer, add_pack
 from hgemm.problem import TYPES, Kind, LaunchOptions, kind_supports
@@ -42,6 +44,8 @@ MAX_LOSS = 0.03
 Source: benchmarks/data, four files of measured problems on an H200. Kernels that cover with a predicted loss of 0, 3, 5 and 10 %,
 selected by estimates, reach 96, 95, 94 and 94 % of the speed of the best measured kernel.
 """
+NEAR = (TREE_ONE + MOST) / (TREE_ONE - MOST)
+"""Trees may make a candidate the best if its estimate is at most this multiple of the lowest one."""
 INPUTS = tuple(word for word in TYPES if word != "f32")
 """The types that kernels multiply."""
 DEFAULT_DTYPE = "f16"
@@ -195,7 +199,7 @@ class Chooser:
                     if row.decides_splits or key not in known:
                         known[key] = self._clocks(row, query)
                     times[at, place] = known[key]
-        return self._of_one_order(times) if self.invariant else times
+        return self._of_one_order(times) if self.invariant else self._refined(times)
 
     def _clocks(self, row: Row, query: SelectionQuery) -> float:
         """Return the estimated time of a launch, of one that does not split k if the pack is batch-invariant."""
@@ -203,6 +207,14 @@ class Chooser:
             return estimate_clocks(row, query, self.target)
         unsplit = row.order and row.splits == 1
         return launch_clocks(row, query, self.target, LaunchOptions(1)) if unsplit else np.inf
+
+    def _refined(self, times: np.ndarray) -> np.ndarray:
+        """Return times that the calibration's trees have refined where a candidate may be the best. Shapes: as `clocks`."""
+        near = times <= NEAR * times.min(axis=1, keepdims=True)
+        for at, place in zip(*np.nonzero(near & np.isfinite(times))):
+            row, query = self.candidates[place].row, self.problems[at].query
+            times[at, place] = refined_clocks(row, query, self.target, int(times[at, place]))
+        return times
 
     def _of_one_order(self, times: np.ndarray) -> np.ndarray:
         """Return times with inf for each kernel that has not the order of its kind: the one that supports the most problems.

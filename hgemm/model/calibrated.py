@@ -18,11 +18,12 @@ from typing import Any
 from hgemm.checks import NAME, TEXT, Mismatch, fields, integer, list_of, text
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError
+from hgemm.model.trees import BOUND_LIMIT, FEATURES, Tree, numbers_of, parse_tree
 from hgemm.problem import LAUNCH, LAYOUTS
 from hgemm.tensor_maps import LoadBoxes
 
 PATH = Path(__file__).with_name("calibrated.json")
-SCHEMA = 5
+SCHEMA = 6
 
 IDENTITY = ("arch", "form", "copy", "mma", "cta_tile", "consumers", "cooperation", "cluster", "swap_ab", "schedule")
 """Fields of a spec that must agree."""
@@ -83,6 +84,8 @@ _DOCUMENT = fields(
         "spans": list_of(_SPAN),
         "waves": list_of(list_of(integer(ONE // 2, 2 * ONE), len(WAVE_BOUNDS) + 1), WAVE_CLASSES),
         "kernels": list_of(_KERNEL),
+        "features": list_of(NAME),
+        "trees": list_of(list_of(integer(-BOUND_LIMIT, BOUND_LIMIT))),
     }
 )
 
@@ -103,7 +106,7 @@ class Calibration:
         layout. Other kernels of the `family` have those of their group in `groups`, or `others` if no kernel of the group was
         measured. Where a kernel was not measured in its layout, `spans` has factors besides, by the bytes of a TMA row. `waves`
         has factors of the time of the SMs by the class of a kernel and the waves of its CTAs, or, without TMA, factors of the SMs
-        and memory by the rows of tiles.
+        and memory by the rows of tiles. `trees` refine whole estimates, by problem and kernel: see hgemm.model.trees.
     """
 
     devices: tuple[str, ...]
@@ -116,6 +119,7 @@ class Calibration:
     spans: Mapping[int, Factors]
     kernels: Mapping[tuple[Words, str], Factors]
     waves: tuple[Factors, ...] = ()
+    trees: tuple[Tree, ...] = ()
 
     @cached_property
     def _by_identity(self) -> dict[Words, list[tuple[Words, str]]]:
@@ -237,7 +241,7 @@ def calibration() -> Calibration:
 def parse_calibration(document: Any) -> Calibration:
     """Return the calibration of a document. Raises Mismatch for an invalid field."""
     _DOCUMENT(document, "")
-    for name, expected in (("fields", (*IDENTITY, *NEARLY)), ("terms", TERMS)):
+    for name, expected in (("fields", (*IDENTITY, *NEARLY)), ("terms", TERMS), ("features", FEATURES)):
         if tuple(document[name]) != expected:
             raise Mismatch(f"{name} must be {', '.join(expected)}")
     kernels = {
@@ -257,6 +261,7 @@ def parse_calibration(document: Any) -> Calibration:
         spans={one["bytes"]: tuple(one["factors"]) for one in document["spans"]},
         kernels=kernels,
         waves=tuple(tuple(factors) for factors in document["waves"]),
+        trees=tuple(map(parse_tree, document["trees"])),
     )
 
 
@@ -279,4 +284,6 @@ def document_of(found: Calibration, devices: Sequence[Mapping[str, Any]], source
             {"identity": list(words), **({} if layout == LAYOUT else {"layout": layout}), "factors": list(factors)}
             for (words, layout), factors in sorted(found.kernels.items())
         ],
+        "features": list(FEATURES),
+        "trees": [numbers_of(tree) for tree in found.trees],
     }

@@ -26,7 +26,7 @@ from hgemm.bench.measure import (
 )
 from hgemm.bench.protocol import Ratio, figures
 from hgemm.bench.work import Work
-from hgemm.dispatch_table import Extents, Row, estimate_clocks, row_of
+from hgemm.dispatch_table import Extents, Row, refined_estimate, row_of
 from hgemm.errors import RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.measured import MeasuredProblem
@@ -139,7 +139,7 @@ class Ranking:
         rows = {symbol: self.rows[symbol][1] for symbol in times_us if symbol in self.rows}
         if rows:
             self._learnt.setdefault((problem.kind, query.straddling > 0), {})[query.point] = relative_ratios(
-                {symbol: times_us[symbol] / estimate_clocks(row, query, self.target) for symbol, row in rows.items()}
+                {symbol: times_us[symbol] / refined_estimate(row, query, self.target) for symbol, row in rows.items()}
             )
         self._best[problem.kind, problem.extents] = [symbol for symbol in order if symbol in rows]
         self._options[problem.kind, problem.extents] = options or {}
@@ -174,7 +174,7 @@ class Ranking:
         if place not in self._estimates:
             query = SelectionQuery.dense(*place)
             self._estimates[place] = {
-                symbol: estimate_clocks(row, query, self.target)
+                symbol: refined_estimate(row, query, self.target)
                 for symbol, (its_kind, row) in self.rows.items()
                 if its_kind.acc == kind.acc
                 and kind_supports(its_kind.code, kind.code)

@@ -86,6 +86,12 @@ typedef struct hgemm_survey {
   uint32_t first, count, first_options, options_count;
 } hgemm_survey;
 
+typedef struct hgemm_node { /* of a tree that refines estimates: see hgemm/model/trees.py */
+  int16_t feature;  /* -1 for a leaf */
+  int32_t bound;    /* the left child is next if the feature is at most this; the value of a leaf */
+  uint16_t right;   /* the distance to the right child */
+} hgemm_node;
+
 extern hgemm_epilogue const hgemm_epilogues[HGEMM_EPILOGUE_COUNT + 1]; /* the last one has no hash */
 extern hgemm_group const hgemm_groups[HGEMM_GROUP_COUNT];
 extern hgemm_row const hgemm_rows[HGEMM_ROW_COUNT];
@@ -98,6 +104,8 @@ extern uint16_t const hgemm_weights[HGEMM_WEIGHT_COUNT];                   /* of
 extern uint16_t const hgemm_estimate_weights[HGEMM_ESTIMATE_WEIGHT_COUNT]; /* of estimates, by hgemm_row.calibration */
 extern uint16_t const hgemm_wave_bounds[HGEMM_WAVE_BOUND_COUNT];            /* percent of a wave */
 extern uint16_t const hgemm_wave_factors[HGEMM_WAVE_FACTOR_COUNT];         /* HGEMM_WAVE_BOUND_COUNT + 1 of each class */
+extern hgemm_node const hgemm_nodes[HGEMM_NODE_COUNT + 1];
+extern uint32_t const hgemm_roots[HGEMM_TREE_COUNT + 1]; /* the first node of each tree */
 extern unsigned char const hgemm_images[];
 
 /* ---- Checked problems -------------------------------------------------------------------------------------------------- */

@@ -372,6 +372,38 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   return min64(start + energy_clocks(row, sm) + longer + (all > below ? all - below : 0), COST_LIMIT);
 }
 
+enum { MAX_ALIGNMENT = 512 };
+
+/* Returns the largest power of two that divides an extent, at most MAX_ALIGNMENT. */
+static int64_t power_of_2(int64_t x) { return (x | MAX_ALIGNMENT) & -(x | MAX_ALIGNMENT); }
+
+/* Returns an estimate that the trees have refined: refined_clocks() of dispatch_table.py. `tiles` are those of one D. */
+static uint64_t refined(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
+                        uint64_t clocks) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint32_t const k_tiles = ceil_div(q->k > 0 ? (uint32_t)q->k : 1, row->tile_k);
+  uint64_t const loads = min64(product(tiles, k_tiles), KIB_LIMIT) * row->l2_clocks >> AGAIN_BITS;
+  int64_t sum = 0;
+  if (row->calibration == 0 || q->batch > 1 || clocks == 0 || clocks > INT32_MAX) return clocks;
+  if (q->m > INT32_MAX || q->n > INT32_MAX || q->k > INT32_MAX) return clocks;
+  {
+    int64_t const features[] = {/* FEATURES of hgemm/model/trees.py */
+        q->m, q->n, q->k, (int64_t)(q->kind & 15), q->straddling, power_of_2(q->m), power_of_2(q->n), power_of_2(q->k),
+        row->tile_m, row->tile_n, row->tile_k, row->cluster_m, row->cluster_n, row->splits, row->decides_splits,
+        row->smem_bytes, row->tiles_per_sm, row->k_tile_clocks, row->tile_clocks, ceil_div(k_tiles, row->splits),
+        (int64_t)(100 * tiles * row->splits / target->sms_used[index]),
+        (row->tile_m - q->m % row->tile_m) % row->tile_m, (row->tile_n - q->n % row->tile_n) % row->tile_n,
+        (int64_t)(1000 * dram_kib(row, size) / clocks), (int64_t)(1000 * loads / clocks), (int64_t)clocks};
+    for (uint32_t i = 0; i < HGEMM_TREE_COUNT; ++i) {
+      hgemm_node const *node = &hgemm_nodes[hgemm_roots[i]];
+      while (node->feature >= 0) node += features[node->feature] <= node->bound ? 1 : node->right;
+      sum += node->bound;
+    }
+  }
+  sum = sum > HGEMM_TREE_MOST ? HGEMM_TREE_MOST : sum < -HGEMM_TREE_MOST ? -HGEMM_TREE_MOST : sum;
+  return clocks * (uint64_t)(HGEMM_TREE_ONE + sum) / HGEMM_TREE_ONE;
+}
+
 /* Returns the lowest estimate of the options that a launch may take, and writes them. The first ones win a tie. */
 static uint64_t best_options(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
                              Limit limit, Options *options) {
@@ -876,7 +908,7 @@ static hgemm_selected best_measured(hgemm_target const *target, hgemm_query cons
       hgemm_selected found = NONE;
       found.row = row, found.rule = HGEMM_RULE_MEASURED, found.tiles = tiles;
       if (!was_measured(target, q, &found, order)) continue;
-      found.clocks = clocks_of(target, row, q, size_of(q), tiles, NO_LIMIT, order);
+      found.clocks = refined(target, row, q, size_of(q), tiles, clocks_of(target, row, q, size_of(q), tiles, NO_LIMIT, order));
       return found;
     }
   }
@@ -887,7 +919,8 @@ static hgemm_selected best_measured(hgemm_target const *target, hgemm_query cons
 static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query const *q, Nearby *nearby, uint8_t mode,
                                      hgemm_order const *order) {
   hgemm_selected best = NONE;
-  Limit limit = NO_LIMIT;
+  Limit limit = NO_LIMIT; /* of estimates before trees refine them: the best one, as much more as trees may change */
+  uint64_t least = UINT64_MAX;
   uint32_t const provided = provided_by(q);
   Size const size = size_of(q);
   set_block(nearby, 0);
@@ -903,8 +936,11 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
       if (corrected(row->launch_clocks + dram_clocks(target, row, dram_kib(row, size)), limit.factor) >= limit.best) continue;
       if (!supports_in(target, index, q, provided, &tiles, order)) continue;
       clocks = clocks_of(target, index, q, size, tiles, limit, order);
-      if (corrected(clocks, limit.factor) < limit.best) {
-        limit.best = corrected(clocks, limit.factor);
+      if (corrected(clocks, limit.factor) >= limit.best) continue;
+      clocks = refined(target, index, q, size, tiles, clocks);
+      if (corrected(clocks, limit.factor) < least) {
+        least = corrected(clocks, limit.factor);
+        limit.best = least / (HGEMM_TREE_ONE - HGEMM_TREE_MOST - 1) * HGEMM_TREE_ONE + HGEMM_TREE_ONE;
         best.row = index, best.tiles = tiles, best.clocks = clocks;
         best.rule = factor > 0 ? HGEMM_RULE_NEAR : row->calibration == OF_KERNEL ? HGEMM_RULE_SHIPPED : HGEMM_RULE_ESTIMATED;
       }

@@ -1,0 +1,66 @@
+"""Regression trees, which refine the estimates of calibrated kernels.
+
+A term of an estimate has one factor for a kernel on all problems. Trees learn the errors that remain, which depend on several
+extents and on the kernel. The sum of their values changes an estimate by a part of it. benchmarks/boosting.py grows them
+(gradient boosting). The exported C library reads the same nodes (templates/capi/src/select.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hgemm.checks import Mismatch
+
+FEATURES = (
+    *("m", "n", "k", "layout", "straddling", "m_alignment", "n_alignment", "k_alignment"),
+    *("tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "splits", "decides_splits", "smem_bytes", "tiles_per_sm"),
+    *("k_tile_clocks", "tile_clocks", "k_tiles", "waves", "missing_rows", "missing_columns", "dram", "l2", "clocks"),
+)
+"""What a node may compare. See hgemm.dispatch_table.features_of for their values."""
+ONE = 1 << 14
+"""A factor of 1."""
+MOST = ONE * 15 // 100
+"""A factor is at most so much below or above ONE."""
+MAX_NODES = 1 << 16
+LEAF = -1
+BOUND_LIMIT = 2**31 - 1
+
+Node = tuple[int, int, int]
+"""Feature, bound and the distance to the right child. The left child is the next node: the feature is at most the bound.
+A leaf has LEAF, its value and 0. Units of a value: ONE is 1.
+"""
+Tree = tuple[Node, ...]
+
+
+def refinement(trees: Sequence[Tree], features: Sequence[int]) -> int:
+    """Return the factor of an estimate. Units: ONE is 1."""
+    total = 0
+    for tree in trees:
+        at = 0
+        feature, bound, right = tree[0]
+        while feature != LEAF:
+            at += 1 if features[feature] <= bound else right
+            feature, bound, right = tree[at]
+        total += bound
+    return ONE + min(max(total, -MOST), MOST)
+
+
+def parse_tree(numbers: Sequence[int]) -> Tree:
+    """Return a tree from its nodes in one list. Raises Mismatch if a node has a wrong feature or child."""
+    tree = tuple(zip(numbers[::3], numbers[1::3], numbers[2::3]))
+    if not tree or len(numbers) % 3 or len(tree) > MAX_NODES:
+        raise Mismatch(f"a tree has {len(numbers)} numbers: it must have three for each of 1 to {MAX_NODES} nodes")
+    for at, (feature, bound, right) in enumerate(tree):
+        is_leaf = feature == LEAF and right == 0
+        has_children = 0 <= feature < len(FEATURES) and 1 < right < len(tree) - at
+        if not (is_leaf or has_children) or abs(bound) > BOUND_LIMIT:
+            raise Mismatch(f"node {at} of a tree is {feature}, {bound}, {right}")
+    if tree[-1][0] != LEAF:
+        raise Mismatch("the last node of a tree must be a leaf")
+    return tree
+
+
+def numbers_of(tree: Tree) -> list[Any]:
+    """Return the list that `parse_tree` reads."""
+    return [number for node in tree for number in node]
