@@ -14,7 +14,7 @@ import pytest
 from conftest import call
 
 from generator.errors import BuildError, LibraryError, RequestError
-from generator.ladders.recipes import read_system
+from generator.ladders.recipes import read_ladder
 from generator.proof.executor import (
     HostCompiler,
     HostToolchain,
@@ -147,7 +147,7 @@ def test_a_recipe_names_only_published_kernels(tmp_path: Path, source: str) -> N
         f'baseline_kernel = {{source = "{source}", tile = "64x64x32", threads = 128, smem_bytes = 0}}\n'
     )
     with pytest.raises(RequestError, match="no baseline kernel .*: use tiled_f32.cu"):
-        read_system(recipe)
+        read_ladder(recipe)
 
 
 def test_a_lock_that_is_a_link_is_not_opened(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ from generator.build.pipeline import Outcome, Settings
 from generator.cli import ladder
 from generator.families.base import Plan
 from generator.ladders import ladder_run
-from generator.ladders.recipes import read_system
+from generator.ladders.recipes import read_ladder
 from hgemm.bench import baselines
 from hgemm.errors import DeviceError
 
 ROOT = Path(__file__).resolve().parents[1]
-SYSTEM = """
+LADDER = """
 title = "A ladder of two"
 source = "nowhere"
 machine = "a GPU"
@@ -81,8 +81,8 @@ QUICK = "--seconds 0 --warm-up 0 --rounds 3".split()
 
 @pytest.fixture(autouse=True)
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Let there be one system, `x`, whose kernels are made on paper; return what was asked for."""
-    (tmp_path / "x.toml").write_text(SYSTEM)
+    """Let there be one ladder, `x`, whose kernels are made on paper; return what was asked for."""
+    (tmp_path / "x.toml").write_text(LADDER)
     asked: list[Plan] = []
 
     def make(plans: list[Plan], settings: Settings, processes: int) -> Iterator[tuple[int, Outcome]]:
@@ -93,8 +93,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
             yield place, Outcome(kernel.symbol, "built", 0.1, library.load(kernel.symbol).record)
 
     monkeypatch.setattr(ladder_run, "make", make)
-    monkeypatch.setattr(ladder, "load_system", lambda name: read_system(tmp_path / f"{name}.toml"))
-    monkeypatch.setattr(ladder, "system_names", lambda: ("x",))
+    monkeypatch.setattr(ladder, "load_ladder", lambda name: read_ladder(tmp_path / f"{name}.toml"))
+    monkeypatch.setattr(ladder, "ladder_names", lambda: ("x",))
     monkeypatch.setattr(ladder, "_prover", lambda: None)
     return asked
 
@@ -192,7 +192,7 @@ def test_without_a_library_nothing_is_kept_and_files_that_are_written_are_named(
 
 
 def test_a_ladder_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(SYSTEM)
+    (tmp_path / "mine.toml").write_text(LADDER)
     mine, shipped = (call(tmp_path, name, "--static").stdout for name in (tmp_path / "mine.toml", "x"))
     assert mine == shipped.replace("x: A ladder", "mine: A ladder")
     assert "cannot be read" in str(call(tmp_path, tmp_path / "none.toml", "--static").exception)
@@ -296,7 +296,7 @@ def test_ptx_of_another_architecture_is_said(tmp_path: Path, driver: BenchDriver
 
 def test_a_baseline_kernel_is_compiled_and_run_like_a_step(tmp_path: Path, driver: BenchDriver, monkeypatch) -> None:
     (tmp_path / "y.toml").write_text(BASELINE)
-    monkeypatch.setattr(ladder, "system_names", lambda: ("y",))
+    monkeypatch.setattr(ladder, "ladder_names", lambda: ("y",))
     known = json.loads(call(tmp_path, "y", "--static", "--json").stdout)["ladders"][0]["steps"][0]
     assert known["symbol"] == "baseline_tiled_f32" and known["smem_bytes"] == 8192 and known["bank_conflicts"] is None
     (found,) = json.loads(call(tmp_path, "y", "--json").stdout)["ladders"]

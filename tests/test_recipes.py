@@ -17,7 +17,7 @@ from generator.build.toolchain import templates_folder
 from generator.cli import prove_catalog as prove
 from generator.errors import RequestError
 from generator.ladders.ladder import ladder_here, ladder_on, published_of
-from generator.ladders.recipes import Step, complete, find, load_recipes, load_system, read_system, steps, system_names
+from generator.ladders.recipes import Step, complete, find, ladder_names, load_ladder, load_recipes, read_ladder, steps
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import check_here, request_of
 from generator.proof.machine import EmulatedKernel
@@ -29,7 +29,9 @@ from hgemm.launch_traits import LaunchTraits
 COMPILED = 3
 """Recipes that a run of the tests compiles; which ones changes with the commit."""
 
-every_system = pytest.mark.parametrize("system", [*map(load_system, system_names())], ids=lambda system: system.name)
+every_ladder = pytest.mark.parametrize(
+    "published_ladder", [*map(load_ladder, ladder_names())], ids=lambda published: published.name
+)
 OURS = [step for step in steps() if step.baseline_kernel is None]
 every_step = pytest.mark.parametrize("step", OURS, ids=lambda step: step.path)
 
@@ -56,9 +58,9 @@ def test_a_recipe_is_legal_and_leaves_no_field_that_every_record_has_to_be_plann
     assert wanted <= candidate.request.keys() | {*candidate.plan.fixed_fields}
 
 
-@every_system
-def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_no_other(system) -> None:
-    ours = [step for step in system.steps if step.baseline_kernel is None]
+@every_ladder
+def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_no_other(published_ladder) -> None:
+    ours = [step for step in published_ladder.steps if step.baseline_kernel is None]
     for before, step in zip(ours, ours[1:]):
         old, new = (candidate_of(one).plan.spec.to_dict() for one in (before, step))
         differing = {name for name in new if new[name] != old[name]}
@@ -68,24 +70,24 @@ def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_
         assert differing, f"{step.path} is the kernel of {before.path}"
 
 
-@every_system
-def test_the_steps_of_a_system_compute_the_same_problem(system) -> None:
-    specs = [candidate_of(step).plan.spec for step in system.steps if step.baseline_kernel is None]
+@every_ladder
+def test_the_steps_of_a_system_compute_the_same_problem(published_ladder) -> None:
+    specs = [candidate_of(step).plan.spec for step in published_ladder.steps if step.baseline_kernel is None]
     assert len({(spec.layout, spec.dtype_a, spec.dtype_b, spec.dtype_d) for spec in specs}) == 1
-    assert system.shapes and all(shape.count("x") == 2 for shape in system.shapes)
+    assert published_ladder.shapes and all(shape.count("x") == 2 for shape in published_ladder.shapes)
 
 
-@every_system
-def test_a_ladder_is_legal_on_its_own_architecture_and_on_hopper(system) -> None:
-    assert ladder_on(system, system.arch).arch == system.arch
-    assert ladder_here(system, (9, 0)).arch == "sm_90"
+@every_ladder
+def test_a_ladder_is_legal_on_its_own_architecture_and_on_hopper(published_ladder) -> None:
+    assert ladder_on(published_ladder, published_ladder.arch).arch == published_ladder.arch
+    assert ladder_here(published_ladder, (9, 0)).arch == "sm_90"
 
 
 def test_where_a_step_is_illegal_the_publications_architecture_is_taken() -> None:
     assert not ARCHS["sm_75"].has_cp_async
-    assert ladder_here(load_system("s1"), (7, 5)).arch == ladder_here(load_system("s1"), (3, 5)).arch == "sm_89"
+    assert ladder_here(load_ladder("s1"), (7, 5)).arch == ladder_here(load_ladder("s1"), (3, 5)).arch == "sm_89"
     with pytest.raises(RequestError, match="^recipe s1/1.0: .*sm_75"):
-        ladder_on(load_system("s1"), "sm_75")
+        ladder_on(load_ladder("s1"), "sm_75")
 
 
 PARTS = {
@@ -97,15 +99,17 @@ PARTS = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_every_published_part_of_cublas_is_that_of_its_rate(name: str) -> None:
-    system = load_system(name)
-    told = zip((step.name for step in system.steps), published_of(system, system.shapes[0]))
+    published_ladder = load_ladder(name)
+    told = zip(
+        (step.name for step in published_ladder.steps), published_of(published_ladder, published_ladder.shapes[0])
+    )
     assert {step: round(100 * one["of_cublas"], 1) for step, one in told if one["of_cublas"]} == PARTS[name]
 
 
 def test_a_rate_is_of_its_problem() -> None:
-    last = published_of(load_system("s3"), "8192x8192x8192")[-1]
+    last = published_of(load_ladder("s3"), "8192x8192x8192")[-1]
     assert last["tflops"] == 201 and round(100 * last["of_cublas"]) == 71
-    assert published_of(load_system("s3"), "8192x8192x4096")[-1] == dict.fromkeys(last)
+    assert published_of(load_ladder("s3"), "8192x8192x4096")[-1] == dict.fromkeys(last)
 
 
 def test_all_emit_and_no_two_of_a_system_are_the_same_kernel() -> None:
@@ -119,7 +123,7 @@ def test_all_emit_and_no_two_of_a_system_are_the_same_kernel() -> None:
 
 def test_globs_choose_recipes_in_the_order_of_the_ladders() -> None:
     assert [step.path for step in find("s1/3.1,s1/3.0")] == ["s1/3.0", "s1/3.1"]
-    assert find("s3") == find("s3/*") == list(load_system("s3").steps)
+    assert find("s3") == find("s3/*") == list(load_ladder("s3").steps)
     assert find("*") == list(steps()) and load_recipes("s1/3.1") == [find("s1/3.1")[0].texts]
 
 
@@ -127,7 +131,7 @@ def test_what_is_tuned_is_of_its_architecture_and_its_step_alone(tmp_path: Path)
     (tmp_path / "x.toml").write_text(
         f'{GOOD}tuned = {{ sm_90 = {{ stages = 4 }} }}\n[[step]]\nname = "3"\nwhat = "x"\ntile = "64x64x32"'
     )
-    _, tuned, after = read_system(tmp_path / "x.toml").steps
+    _, tuned, after = read_ladder(tmp_path / "x.toml").steps
     assert [step.texts_on(arch)["stages"] for step in (tuned, after) for arch in ("sm_80", "sm_90")] == [
         "2",
         "4",
@@ -135,7 +139,7 @@ def test_what_is_tuned_is_of_its_architecture_and_its_step_alone(tmp_path: Path)
         "2",
     ]
     assert [tuned.note_on("sm_80"), tuned.note_on("sm_90")] == ["", "Tuned for sm_90: stages 4."]
-    ladder = ladder_on(read_system(tmp_path / "x.toml"), "sm_90")
+    ladder = ladder_on(read_ladder(tmp_path / "x.toml"), "sm_90")
     assert [plan.spec.stages for plan in ladder.plans[1:]] == [4, 2]
 
 
@@ -146,7 +150,7 @@ def test_generate_makes_the_kernels_that_the_ladder_runs() -> None:
         plan.spec
         for name in ("s1", "s3")
         for arch in ("sm_80", "sm_90")
-        for plan in ladder_on(load_system(name), arch).plans
+        for plan in ladder_on(load_ladder(name), arch).plans
     ]
     assert {*made} == {*from_ladders} and len(made) == len(from_ladders)
 
@@ -156,8 +160,8 @@ def test_a_name_that_no_recipe_has_is_refused_with_the_nearest() -> None:
         find("s3/3.1")
     with pytest.raises(RequestError, match="no recipe is named '': `hgemm ladder` lists them"):
         find(" ,")
-    with pytest.raises(RequestError, match="no system is named 's0': choose from s1, s"):
-        load_system("s0")
+    with pytest.raises(RequestError, match="no ladder is named 's0': choose from s1, s"):
+        load_ladder("s0")
 
 
 def test_shells_complete_names_and_whole_systems() -> None:
@@ -189,10 +193,12 @@ ratio = 1.5
 
 def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(GOOD)
-    system = read_system(tmp_path / "x.toml")
-    assert system.shapes == ("64x64x64", "64x32x16") and system.steps[1].path == "x/2"
-    assert system.steps[1].texts == {"arch": "sm_80", "stages": "2"} and system.steps[1].changed == ("stages",)
-    first, second = published_of(system, "64x64x64")
+    published_ladder = read_ladder(tmp_path / "x.toml")
+    assert published_ladder.shapes == ("64x64x64", "64x32x16") and published_ladder.steps[1].path == "x/2"
+    assert published_ladder.steps[1].texts == {"arch": "sm_80", "stages": "2"} and published_ladder.steps[
+        1
+    ].changed == ("stages",)
+    first, second = published_of(published_ladder, "64x64x64")
     assert first == {"tflops": 5.0, "over_before": None, "of_cublas": 0.5}
     assert second == {"tflops": None, "over_before": 1.5, "of_cublas": None}
 
@@ -213,12 +219,12 @@ def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
 def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: Path, change, told: str) -> None:
     (tmp_path / "x.toml").write_text(GOOD.replace(*change))
     with pytest.raises(RequestError) as error:
-        read_system(tmp_path / "x.toml")
+        read_ladder(tmp_path / "x.toml")
     assert told in str(error.value)
 
 
 def test_only_a_ladder_runs_a_baseline_kernel(host_toolchain: HostToolchain) -> None:
-    (kernel,) = ladder_on(load_system("s4"), "sm_80").baseline_kernels
+    (kernel,) = ladder_on(load_ladder("s4"), "sm_80").baseline_kernels
     assert kernel.symbol in kernel.source and kernel.planned()["spec"]["layout"] == "tt"
     made = kernel.compile()
     proved = check_here(request_of(host_toolchain, made.ptx, kernel.planned(), shapes="33x35x40"))
@@ -228,14 +234,14 @@ def test_only_a_ladder_runs_a_baseline_kernel(host_toolchain: HostToolchain) -> 
     costs, _ = count(EmulatedKernel(traits, executable, ()), spec)
     assert costs.bytes_per_k_tile == 2 * 32 * 32 * 4 and not [*disagreements(costs, traits, spec, 0)]
     assert 0 < made.registers <= 64 and made.load().traits.threads == 1024 and b".entry baseline_tiled_f32" in made.ptx
-    assert len(load_recipes("s4/*")) == len(load_system("s4").steps) - 1
+    assert len(load_recipes("s4/*")) == len(load_ladder("s4").steps) - 1
     with pytest.raises(RequestError, match="s4/tiled is a hand-written baseline kernel"):
         load_recipes("s4/tiled")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*_choices.toml")), ids=lambda path: path.stem)
 def test_what_was_chosen_from_is_legal_and_has_no_kernel_twice(path: Path) -> None:
-    ladder = ladder_on(read_system(path), "sm_90")
+    ladder = ladder_on(read_ladder(path), "sm_90")
     assert len({*ladder.symbols}) == len(ladder.symbols) > 1
 
 

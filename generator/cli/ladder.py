@@ -16,7 +16,7 @@ from generator.cli.options import json_option
 from generator.cli.output import progress, scratch_library, scratch_library_option
 from generator.errors import LibraryError
 from generator.ladders.ladder_run import RunOptions, make_kernels, plan_ladders, plans_of, run_ladders
-from generator.ladders.recipes import System, load_system, read_system, system_names
+from generator.ladders.recipes import PublishedLadder, ladder_names, load_ladder, read_ladder
 from generator.ladders.results import chosen, csv_text, curve, form_of, junit_suite, read, require_matplotlib, text
 from generator.proof.executor import NoCompiler
 from generator.proof.jobs import Prover, host_toolchain
@@ -34,7 +34,7 @@ _LADDER_HELP = """Reproduce a published ladder of kernels, step by step.
 For each step, the verb makes the kernel, runs it beside cuBLASLt in the same rounds, and prints the change, the rate, the
 speedup over the step before and the fraction of cuBLASLt's rate, beside the published numbers.
 
-SYSTEMS are names or globs (s3, 's*'), or your own TOML files. Without SYSTEMS, the verb lists all systems and steps.
+LADDERS are names or globs (s3, 's*'), or your own TOML files. Without LADDERS, the verb lists all ladders and steps.
 
 Without a GPU, or with --static, it prints what is known before a run: registers, shared memory, bank conflicts, and the limit
 of the cost model. If a C++ compiler is installed, it also counts the sectors that each kernel moves when it runs on the CPU.
@@ -54,15 +54,15 @@ Exit status 1: a step could not be made or measured, or its result is wrong.
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-class _Systems(click.ParamType):
-    name = "systems"
+class _Ladders(click.ParamType):
+    name = "ladders"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in system_names() if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in ladder_names() if name.startswith(incomplete)]
 
 
 @click.command("ladder", help=_LADDER_HELP)
-@click.argument("systems", nargs=-1, type=_Systems())
+@click.argument("ladders", nargs=-1, type=_Ladders())
 @scratch_library_option
 @click.option("--arch", default="", metavar="ARCH", help="Make kernels for this architecture. Default: the device's.")
 @click.option("--shapes", default="", metavar="SHAPES", help="Problems MxNxK. Default: the published ones.")
@@ -103,8 +103,8 @@ class _Systems(click.ParamType):
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
-def ladder_command(ctx: click.Context, systems: Sequence[str], as_json: bool, **options: Any) -> None:
-    if not systems and not options["source"]:
+def ladder_command(ctx: click.Context, ladders: Sequence[str], as_json: bool, **options: Any) -> None:
+    if not ladders and not options["source"]:
         click.echo(_listing(as_json), nl=False)
         return
     form = form_of(options["to"]) if options["to"] else ""
@@ -112,7 +112,7 @@ def ladder_command(ctx: click.Context, systems: Sequence[str], as_json: bool, **
         require_matplotlib()
     for name in ("keep", "csv", "junit", "to"):
         require_writable(options[name], f"--{name}")
-    document = read(options["source"], systems) if options["source"] else _run(_named(systems), options)
+    document = read(options["source"], ladders) if options["source"] else _run(_named(ladders), options)
     if not document["ladders"]:
         raise LibraryError("no ladder was measured" + (f": {document['lost']}" if document.get("lost") else ""))
     click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
@@ -133,39 +133,41 @@ def ladder_command(ctx: click.Context, systems: Sequence[str], as_json: bool, **
 
 
 def _listing(as_json: bool) -> str:
-    """Return every system and its steps."""
-    systems = [load_system(name) for name in system_names()]
+    """Return every ladder and its steps."""
+    published_ladders = [load_ladder(name) for name in ladder_names()]
     if not as_json:
-        return "\n".join(map(_system_text, systems))
+        return "\n".join(map(_ladder_text, published_ladders))
     listed = [
         {
-            "system": system.name,
-            "title": system.title,
-            "source": system.source,
-            "steps": [{"recipe": step.path, "what": step.what, "spec": dict(step.texts)} for step in system.steps],
+            "system": published_ladder.name,
+            "title": published_ladder.title,
+            "source": published_ladder.source,
+            "steps": [
+                {"recipe": step.path, "what": step.what, "spec": dict(step.texts)} for step in published_ladder.steps
+            ],
         }
-        for system in systems
+        for published_ladder in published_ladders
     ]
     return json.dumps(listed, indent=1) + "\n"
 
 
-def _system_text(system: System) -> str:
-    rows = [{"recipe": step.path, "what": step.what} for step in system.steps]
+def _ladder_text(published_ladder: PublishedLadder) -> str:
+    rows = [{"recipe": step.path, "what": step.what} for step in published_ladder.steps]
     indented = "".join(f"  {line}\n" for line in to_text(rows, ["recipe", "what"]).splitlines()[1:])
-    return f"{system.name}: {system.title} ({system.source}), {system.arch}\n{indented}"
+    return f"{published_ladder.name}: {published_ladder.title} ({published_ladder.source}), {published_ladder.arch}\n{indented}"
 
 
-def _named(names: Sequence[str]) -> list[System]:
-    """Return the published systems that names and globs match, and the systems of the user's own files."""
+def _named(names: Sequence[str]) -> list[PublishedLadder]:
+    """Return the published ladders that names and globs match, and the ladders of the user's own files."""
     files = [Path(name) for name in names if name.endswith(".toml")]
     published = [name for name in names if not name.endswith(".toml")]
-    return [load_system(name) for name in chosen(system_names(), published)] + [read_system(path) for path in files]
+    return [load_ladder(name) for name in chosen(ladder_names(), published)] + [read_ladder(path) for path in files]
 
 
 # ==== Running ====
 
 
-def _run(systems: Sequence[System], options: Mapping[str, Any]) -> dict[str, Any]:
+def _run(published_ladders: Sequence[PublishedLadder], options: Mapping[str, Any]) -> dict[str, Any]:
     run_options = RunOptions(
         arch=parse_arch(options["arch"], "--arch") if options["arch"] else "",
         shapes=_shapes(options),
@@ -174,7 +176,7 @@ def _run(systems: Sequence[System], options: Mapping[str, Any]) -> dict[str, Any
         keep=options["keep"],
     )
     device = None if options["static"] else _device()
-    ladders = plan_ladders(systems, run_options.arch, device)
+    ladders = plan_ladders(published_ladders, run_options.arch, device)
     jobs = options["jobs"] or cores()
     with scratch_library(options["library"]) as library:
         with progress(len(plans_of(ladders)), options["quiet"], jobs) as on_outcome:

@@ -20,7 +20,7 @@ from generator.catalog import LOCK, catalog_kernels, read_lock
 from generator.device_check import outcome_line, outcome_summary
 from generator.errors import HgemmError
 from generator.ladders.ladder import ENTRY_HEADER, ladder_on
-from generator.ladders.recipes import load_system, system_names
+from generator.ladders.recipes import ladder_names, load_ladder
 from generator.proof.jobs import Text, host_toolchain, prove_texts
 
 
@@ -55,7 +55,9 @@ def prove(texts: Sequence[Text], jobs: int, twins: bool = True) -> bool:
 
 def recipe_texts() -> list[Text]:
     """Return every recipe for its published architecture, including baseline kernels."""
-    ladders = [ladder_on(system, system.arch) for system in map(load_system, system_names())]
+    ladders = [
+        ladder_on(published_ladder, published_ladder.arch) for published_ladder in map(load_ladder, ladder_names())
+    ]
     templates = templates_folder()
     plans = dict.fromkeys(plan for ladder in ladders for plan in ladder.plans)
     baselines = [kernel for ladder in ladders for kernel in ladder.baseline_kernels]

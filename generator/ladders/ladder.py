@@ -14,7 +14,7 @@ from generator.build.inspect import parse_ptxas_log
 from generator.build.toolchain import headers, templates_folder
 from generator.errors import RequestError
 from generator.families.base import Plan
-from generator.ladders.recipes import FOLDER, BaselineSource, Step, System
+from generator.ladders.recipes import FOLDER, BaselineSource, PublishedLadder, Step
 from generator.planner import reject_illegal
 from generator.spec import symbol_of
 from generator.sweep import sweep
@@ -110,9 +110,9 @@ _UNPREDICTED = {"predicted_tflops": None, "bound": None}
 
 @dataclass(frozen=True)
 class Ladder:
-    """The steps of a system on one architecture: for each a plan of ours, or a baseline kernel."""
+    """The steps of a ladder on one architecture: for each a plan of ours, or a baseline kernel."""
 
-    system: System
+    published: PublishedLadder
     arch: str
     kernels: tuple[Plan | BaselineKernel, ...]
 
@@ -135,21 +135,21 @@ class Ladder:
         """Return the problem of a shape, with the layout and types of our first step."""
         spec = self.plans[0].spec
         types = {name: getattr(spec, name) for name in ("layout", "dtype_a", "dtype_b", "acc", "dtype_d")}
-        return Work(shape.m, shape.n, shape.k, shape.batch, **types, group=self.system.name)
+        return Work(shape.m, shape.n, shape.k, shape.batch, **types, group=self.published.name)
 
 
 # ==== Planning ====
 
 
-def ladder_on(system: System, arch: str) -> Ladder:
+def ladder_on(published_ladder: PublishedLadder, arch: str) -> Ladder:
     """Plan a ladder for an architecture. Raises: RequestError with every broken rule, if a step is illegal there."""
-    plans = {step.name: _plan(step, arch) for step in system.steps if step.baseline_kernel is None}
+    plans = {step.name: _plan(step, arch) for step in published_ladder.steps if step.baseline_kernel is None}
     like = next(iter(plans.values()))
     kernels = (
         BaselineKernel(step.baseline_kernel, like) if step.baseline_kernel else plans[step.name]
-        for step in system.steps
+        for step in published_ladder.steps
     )
-    return Ladder(system, arch, tuple(kernels))
+    return Ladder(published_ladder, arch, tuple(kernels))
 
 
 def _plan(step: Step, arch: str) -> Plan:
@@ -161,15 +161,15 @@ def _plan(step: Step, arch: str) -> Plan:
     return candidate.plan
 
 
-def ladder_here(system: System, capability: tuple[int, int]) -> Ladder:
+def ladder_here(published_ladder: PublishedLadder, capability: tuple[int, int]) -> Ladder:
     """Plan a ladder for a device's architecture. If a step is illegal there, plan for the system's own; its PTX may run."""
     name = "sm_{}{}".format(*capability)
     if name in ARCHS:
         try:
-            return ladder_on(system, name)
+            return ladder_on(published_ladder, name)
         except RequestError:
             pass
-    return ladder_on(system, system.arch)
+    return ladder_on(published_ladder, published_ladder.arch)
 
 
 # ==== What is known before a run ====
@@ -177,7 +177,7 @@ def ladder_here(system: System, capability: tuple[int, int]) -> Ladder:
 
 def card_of(ladder: Ladder, device: str = "") -> Card | None:
     """Return the card for predictions: the device's, the publication's, or the usual one; None if no table fits."""
-    for name in (device or ladder.system.card, ""):
+    for name in (device or ladder.published.card, ""):
         with suppress(RequestError):
             return card_for(ladder.arch, name)
     return None
@@ -191,7 +191,7 @@ def describe(
     card: Card | None,
 ) -> dict[str, Any]:
     """Return everything known of a ladder on a problem before a run, as JSON. `records` and `baselines` are by symbol."""
-    system, shape = ladder.system, str(work.shape)
+    published_ladder, shape = ladder.published, str(work.shape)
     known = [
         _known_of_baseline(baselines[symbol])
         if isinstance(kernel, BaselineKernel)
@@ -199,12 +199,12 @@ def describe(
         for kernel, symbol in zip(ladder.kernels, ladder.symbols)
     ]
     return {
-        "system": system.name,
-        **{name: getattr(system, name) for name in ("title", "source", "machine", "note")},
+        "system": published_ladder.name,
+        **{name: getattr(published_ladder, name) for name in ("title", "source", "machine", "note")},
         "arch": ladder.arch,
         "work": work.plain(),
         "card": card.name if card else None,
-        "published_cublas": system.cublas.get(shape),
+        "published_cublas": published_ladder.cublas.get(shape),
         "steps": [
             {
                 **{name: getattr(step, name) for name in ("name", "what", "fell")},
@@ -212,7 +212,9 @@ def describe(
                 **known_of_step,
                 "published": published,
             }
-            for step, known_of_step, published in zip(system.steps, known, published_of(system, shape))
+            for step, known_of_step, published in zip(
+                published_ladder.steps, known, published_of(published_ladder, shape)
+            )
         ],
     }
 
@@ -250,15 +252,15 @@ def _predicted(record: Record, work: Work, card: Card | None) -> dict[str, Any]:
     return {"predicted_tflops": work.flops / found["least_us"] * 1e-6, "bound": found["bound"]}
 
 
-def published_of(system: System, shape: str) -> list[dict[str, float | None]]:
+def published_of(published_ladder: PublishedLadder, shape: str) -> list[dict[str, float | None]]:
     """Return the published numbers of each step: TFLOP/s, speedup over the step before, fraction of cuBLAS."""
-    cublas = system.cublas.get(shape)
-    rates: Sequence[float | None] = [step.tflops.get(shape) for step in system.steps]
+    cublas = published_ladder.cublas.get(shape)
+    rates: Sequence[float | None] = [step.tflops.get(shape) for step in published_ladder.steps]
     return [
         {
             "tflops": rate,
             "over_before": step.ratio or (rate / before if rate and before else None),
             "of_cublas": rate / cublas if rate and cublas else None,
         }
-        for step, before, rate in zip(system.steps, [None, *rates], rates)
+        for step, before, rate in zip(published_ladder.steps, [None, *rates], rates)
     ]

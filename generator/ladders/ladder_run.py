@@ -15,7 +15,7 @@ from generator.device_check import open_kernel
 from generator.errors import LibraryError
 from generator.families.base import Plan
 from generator.ladders.ladder import CompiledBaseline, Ladder, card_of, describe, ladder_here, ladder_on
-from generator.ladders.recipes import System
+from generator.ladders.recipes import PublishedLadder
 from generator.ladders.results import KIND, SCHEMA
 from generator.store.library import Library
 from hgemm.bench.measure import BASELINE, BenchContext, LostDevice, OutputSample, Race, Variant, open_race
@@ -44,13 +44,13 @@ class RunOptions:
     keep: Path | None = None
 
 
-def plan_ladders(systems: Sequence[System], arch: str, device: Device | None) -> list[Ladder]:
-    """Plan each system for `arch`, else for the device, else for the architecture of the publication."""
+def plan_ladders(published_ladders: Sequence[PublishedLadder], arch: str, device: Device | None) -> list[Ladder]:
+    """Plan each ladder for `arch`, else for the device, else for the architecture of the publication."""
     if arch:
-        return [ladder_on(system, arch) for system in systems]
+        return [ladder_on(published_ladder, arch) for published_ladder in published_ladders]
     if device:
-        return [ladder_here(system, device.capability) for system in systems]
-    return [ladder_on(system, system.arch) for system in systems]
+        return [ladder_here(published_ladder, device.capability) for published_ladder in published_ladders]
+    return [ladder_on(published_ladder, published_ladder.arch) for published_ladder in published_ladders]
 
 
 def plans_of(ladders: Sequence[Ladder]) -> list[Plan]:
@@ -90,7 +90,7 @@ def run_ladders(
     problems = [
         (ladder, ladder.work(shape))
         for ladder in ladders
-        for shape in options.shapes or map(Shape.parse, ladder.system.shapes)
+        for shape in options.shapes or map(Shape.parse, ladder.published.shapes)
     ]
     device_name = device.name if device else ""
     descriptions = [

@@ -1,4 +1,4 @@
-"""Recipes: published kernels as specs, step by step. Each file of `published/` is one system.
+"""Recipes: published kernels as specs, step by step. Each file of `published/` is one ladder.
 
 A step lists only the options that it changes over the step before it.
 """
@@ -73,7 +73,7 @@ class Step:
         `baseline_kernel` is run instead of a kernel of ours; such a step has no spec.
     """
 
-    system: str
+    ladder: str
     name: str
     what: str
     texts: Texts
@@ -97,11 +97,11 @@ class Step:
     @property
     def path(self) -> str:
         """The recipe's name: `s3/04`."""
-        return f"{self.system}/{self.name}"
+        return f"{self.ladder}/{self.name}"
 
 
 @dataclass(frozen=True)
-class System:
+class PublishedLadder:
     """One publication: its source, the problems to run, and its steps in order.
 
     Fields: `machine` is the published machine; `card` is its table in the cost model, or empty; `cublas` is the published rate
@@ -125,24 +125,24 @@ class System:
 
 
 @cache
-def system_names() -> tuple[str, ...]:
-    """Return the names of the systems, in order."""
+def ladder_names() -> tuple[str, ...]:
+    """Return the names of the ladders, in order."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
 @cache
-def load_system(name: str) -> System:
-    """Return a system by its name. Raises: RequestError if it is unknown, or its file is malformed."""
-    if name not in system_names():
-        raise RequestError(f"no system is named '{name}': choose from {', '.join(system_names())}")
-    return read_system(FOLDER / f"{name}.toml")
+def load_ladder(name: str) -> PublishedLadder:
+    """Return a ladder by its name. Raises: RequestError if it is unknown, or its file is malformed."""
+    if name not in ladder_names():
+        raise RequestError(f"no ladder is named '{name}': choose from {', '.join(ladder_names())}")
+    return read_ladder(FOLDER / f"{name}.toml")
 
 
-def read_system(path: Path) -> System:
+def read_ladder(path: Path) -> PublishedLadder:
     """Read a system's file. Raises: RequestError that names the file and the mistake."""
     document = read_toml(path)
     _check(document, {**_SYSTEM_FIELDS, **_SYSTEM_EXTRAS}, _SYSTEM_FIELDS, f"{path}")
-    return System(
+    return PublishedLadder(
         name=path.stem,
         **{name: document[name] for name in ("title", "source", "machine")},
         card=document.get("card", ""),
@@ -165,7 +165,7 @@ def _steps(document: Mapping[str, Any], path: Path) -> Iterator[Step]:
         changed = texts_in({name: value for name, value in table.items() if name not in own}, path)
         texts = over(texts, changed)
         yield Step(
-            system=path.stem,
+            ladder=path.stem,
             name=own["name"],
             what=own["what"],
             texts=texts,
@@ -208,8 +208,8 @@ def _published(table: Mapping[str, Any]) -> Published:
 
 
 def steps() -> tuple[Step, ...]:
-    """Return every recipe, system by system."""
-    return tuple(step for name in system_names() for step in load_system(name).steps)
+    """Return every recipe, ladder by ladder."""
+    return tuple(step for name in ladder_names() for step in load_ladder(name).steps)
 
 
 def find(globs: str) -> list[Step]:
@@ -218,7 +218,7 @@ def find(globs: str) -> list[Step]:
     Raises: RequestError if a glob matches none.
     """
     words = [word.strip() for word in globs.split(",") if word.strip()]
-    patterns = [f"{word}/*" if word in system_names() else word for word in words]
+    patterns = [f"{word}/*" if word in ladder_names() else word for word in words]
     paths = [step.path for step in steps()]
     for pattern in patterns or [""]:
         if not fnmatch.filter(paths, pattern):
@@ -242,6 +242,6 @@ def load_recipes(globs: str, archs: str = "") -> list[Texts]:
 
 
 def complete(incomplete: str) -> Sequence[str]:
-    """Return the names of recipes, and the globs of whole systems, that start with `incomplete`."""
-    names = [*(f"{system}/*" for system in system_names()), *(step.path for step in steps())]
+    """Return the names of recipes, and the globs of whole ladders, that start with `incomplete`."""
+    names = [*(f"{ladder}/*" for ladder in ladder_names()), *(step.path for step in steps())]
     return [name for name in names if name.startswith(incomplete)]
