@@ -37,8 +37,8 @@ MODEL is a config.json of Hugging Face, or its folder. It is read as data, and n
 model_type: {", ".join(MODELS)}. For any other model, --nk lists n and k of its layers.
 
 The cost model estimates each candidate for each layer and number of rows. The pack is a small set of kernels that is
-predicted to be within --loss of the best candidate everywhere. It contains q, k and v, and gate and up, both as separate layers and fused.
-Layers that are followed by an activation get kernels with the activation and without it.
+predicted to be within --loss of the best candidate everywhere. It contains q, k and v, and gate and up, both as separate
+layers and fused. Layers that are followed by an activation get kernels with the activation and without it.
 
 With --invariant, all kernels of a layer sum k in one order, for products whose bits do not depend on the number of rows.
 
