@@ -652,6 +652,8 @@ MIN_SPLIT_K_TILES = 4
 MAX_SPLIT_WAVES = 2
 """Waves of CTAs beyond which more splits gain nothing."""
 GROUPS = (1, 2, 4, 8, 16, 32)
+LEAST_PANEL = 4
+"""The least columns of tiles of a panel by default. Narrower panels were not measured."""
 
 
 def candidate_options(row: Row, query: SelectionQuery, target: Target) -> list[LaunchOptions]:
@@ -700,7 +702,7 @@ MOST_WAVES = 2
 def default_raster(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
     """Return the order of tiles of a launch: the best one in one or two waves, else the default group."""
     if options.splits > 1 or not has_gpcs(row, query, target):
-        return default_group(row, target)
+        return default_strips(row, target, panels=options.splits == 1 and query.batch == 1)
     return orders_of_waves(row, query)[0]
 
 
@@ -770,11 +772,19 @@ def tiles_in_order(raster: int, down: int, across: int) -> list[tuple[int, int]]
     return [(i, j) for strip in strips for j in range(across) for i in strip]
 
 
-def default_group(row: Row, target: Target) -> int:
-    """Return the rows of a group of tiles for which all SMs together load the least."""
+def default_strips(row: Row, target: Target, panels: bool) -> int:
+    """Return the groups of rows of tiles for which all SMs together load the least.
+
+    With `panels`, if multicasts load A only, return panels of columns as a negative number: their neighbours share B.
+    Source: docs/performance-notes.md, "The order of tiles of several waves".
+    """
     down, across = row.tile_m * row.cluster_m, row.tile_n * row.cluster_n
     clusters = max(1, sms_used(row, target) // (row.cluster_m * row.cluster_n))
-    return min(GROUPS, key=lambda group: group * down + _ceil_div(clusters, group) * across)
+    in_panels = panels and _private(row) == (False, True)
+    inner, outer = (across, down) if in_panels else (down, across)
+    widths = [width for width in GROUPS if width >= LEAST_PANEL or not in_panels]
+    width = min(widths, key=lambda width: width * inner + _ceil_div(clusters, width) * outer)
+    return -width if in_panels else width
 
 
 def _overlapped(row: Row, longer: int, shorter: int) -> int:

@@ -33,8 +33,8 @@ from hgemm.dispatch_table import (
     DispatchTable,
     Row,
     code_match,
-    default_group,
     default_options,
+    default_strips,
     estimate_clocks,
     has_gpcs,
     kind_of,
@@ -495,7 +495,14 @@ def test_other_launches_have_groups_of_rows(change: dict) -> None:
     row, query = row_at_launch("2x1"), SelectionQuery.dense(Kind(), (1024, 896, 4096, 1), 0)
     target = dataclasses.replace(Target.typical("sm_90"), sms=change.pop("sms", 132))
     changed = dataclasses.replace(query, **change)
-    assert default_options(row, changed, target).raster_tiles == default_group(row, target) > 0
+    assert default_options(row, changed, target).raster_tiles == default_strips(row, target, panels=False) > 0
+
+
+@pytest.mark.parametrize("cluster, sign", [("1x1", 1), ("2x1", 1), ("1x2", -1), ("1x4", -1), ("2x2", 1)])
+def test_neighbours_share_the_operand_that_no_multicast_loads(cluster: str, sign: int) -> None:
+    row, target = row_at_launch(cluster), Target.typical("sm_90")
+    query = SelectionQuery.dense(Kind(), (8192, 6144, 4096, 1), 0)
+    assert default_options(row, query, target).raster_tiles * sign > 0
 
 
 def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:

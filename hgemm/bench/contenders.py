@@ -65,10 +65,11 @@ def rasters_to_try(row: Row, work: Work, target: Target, options: LaunchOptions)
 
     In one or two waves, they are the best orders by what the GPCs read. In one wave there are none if that is unknown.
     """
-    query, group = query_of(work), abs(options.raster_tiles)
+    query, default = query_of(work), options.raster_tiles
     if not row.decides_raster:
         return []
-    tried: Sequence[int] = (group, -group, *(other for other in (2 * group, group // 2) if other in GROUPS))
+    sign, width = (1 if default > 0 else -1), abs(default)
+    tried: Sequence[int] = (width, -width, *(sign * other for other in (2 * width, width // 2) if other in GROUPS))
     if options.splits == 1 and has_gpcs(row, query, target):
         tried = orders_of_waves(row, query)[:ORDERS_TRIED]
     elif row.tiles(work.m, work.n) * work.batch <= sms_used(row, target) * row.tiles_per_sm:

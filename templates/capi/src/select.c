@@ -23,7 +23,7 @@ enum { OF_KERNEL = 2 }; /* a value of hgemm_row.calibration */
 enum { COUNTER_BYTES = 4, PARTIAL_TILES_PER_CTA = 2, PANEL_ROWS = 16, AGAIN_BITS = 12 };
 
 /* The options of launches that decide their splits and raster. */
-enum { MIN_SPLIT_K_TILES = 4, MAX_SPLIT_WAVES = 2, SPLITS_COUNT = 14, GROUPS_COUNT = 6 };
+enum { MIN_SPLIT_K_TILES = 4, MAX_SPLIT_WAVES = 2, SPLITS_COUNT = 14, GROUPS_COUNT = 6, LEAST_PANEL = 2 /* place of 4 in GROUPS */ };
 static uint32_t const SPLITS[SPLITS_COUNT] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64};
 static uint32_t const GROUPS[GROUPS_COUNT] = {1, 2, 4, 8, 16, 32};
 enum { TEGRA = 87, SMEM_RESERVED_BYTES_PER_CTA = 1024 };
@@ -736,17 +736,22 @@ static uint32_t factor_of(Nearby *nearby, uint32_t row) {
 
 static hgemm_selected const NONE = {HGEMM_ROW_COUNT, HGEMM_RULE_ESTIMATED, 0, 0, 1, 0, 1};
 
-/* Returns the width of the groups for which all SMs together load the least. */
-static int32_t best_group(hgemm_target const *target, uint32_t index) {
-  hgemm_row const *const row = &hgemm_rows[index];
+/* Returns the groups of rows of tiles for which all SMs together load the least. If multicasts load A only, returns panels of
+ * columns as a negative number: their neighbours share B. Batches and splits of k always have groups. default_strips() of the
+ * Python package returns the same. */
+static int32_t best_strips(hgemm_target const *target, hgemm_query const *q, hgemm_selected const *found) {
+  hgemm_row const *const row = &hgemm_rows[found->row];
   uint32_t const down = row->tile_m * row->cluster_m, across = row->tile_n * row->cluster_n;
-  uint32_t const clusters = target->sms_used[index] / (row->cluster_m * row->cluster_n);
-  uint32_t best = 0;
-  for (uint32_t i = 1; i < GROUPS_COUNT; ++i) {
-    uint32_t const loaded = GROUPS[i] * down + ceil_div(clusters > 1 ? clusters : 1, GROUPS[i]) * across;
-    if (loaded < GROUPS[best] * down + ceil_div(clusters > 1 ? clusters : 1, GROUPS[best]) * across) best = i;
+  uint32_t const fitting = target->sms_used[found->row] / (row->cluster_m * row->cluster_n);
+  uint32_t const clusters = fitting > 1 ? fitting : 1;
+  int const single = q->batch == 1 && found->splits == 1, in_panels = single && row->cluster_n > 1 && row->cluster_m == 1;
+  uint32_t const inner = in_panels ? across : down, outer = in_panels ? down : across;
+  uint32_t best = in_panels ? LEAST_PANEL : 0;
+  for (uint32_t i = best + 1; i < GROUPS_COUNT; ++i) {
+    uint32_t const loaded = GROUPS[i] * inner + ceil_div(clusters, GROUPS[i]) * outer;
+    if (loaded < GROUPS[best] * inner + ceil_div(clusters, GROUPS[best]) * outer) best = i;
   }
-  return (int32_t)GROUPS[best];
+  return in_panels ? -(int32_t)GROUPS[best] : (int32_t)GROUPS[best];
 }
 
 /* The GPC of each cluster of a launch, as a digit: GPCS of dispatch_table.py. Clusters of one CTA are pairs of the same GPC. */
@@ -797,7 +802,7 @@ static int32_t best_raster(hgemm_target const *target, hgemm_query const *q, hge
   if (q->batch > 1 || found->splits > 1 || !row->tensor_maps || target->sms != GPC_SMS ||
       2 * row->smem_bytes <= target->smem_bytes || ctas != row->cluster_m * row->cluster_n ||
       (uint64_t)down.clusters * across.clusters > MOST_WAVES * places || !(down.is_private || across.is_private)) {
-    return best_group(target, found->row);
+    return best_strips(target, q, found);
   }
   for (uint32_t i = 0; i < STRIPS_COUNT; ++i) {
     uint32_t const groups = reads_of(ctas, places, STRIPS[i], down, across);
