@@ -1476,9 +1476,23 @@ EXPRESSIONS = (
     ),
     Fault(
         "wgmma: a matrix of an expression in boxes that the TMA still reads",
-        At("Epilogue::finish_subtile", "if constexpr (through_boxes) wait_for_boxes<REUSES_STAGES>()").drop(),
+        At("Epilogue::finish_subtile", "if constexpr (through_boxes) wait_for_boxes<waits>()").drop(),
         {**AHEAD_90, "tile": "128x128x64", "cooperation": "pingpong"},
         "130x260x70,300x256x70",
+        ("race",),
+    ),
+    Fault(
+        "wgmma: a matrix of an expression in boxes of the next stage that the TMA still reads",
+        At("Epilogue::finish_subtile", "if constexpr (...) wait_for_boxes_of(next_stage())").drop(),
+        {**AHEAD_90, "tile": "128x176x64", "cooperation": "pingpong"},
+        "130x360x70,300x352x70",
+        ("race",),
+    ),
+    Fault(
+        "wgmma: boxes of the next stage awaited by another thread than the one that stores them",
+        At("Epilogue::wait_for_boxes_of", "thread / 32 == stage").replace("thread / 32 != stage"),
+        {**SUM_90, "tile": "128x176x64", "cooperation": "pingpong", "cluster": "1x1"},
+        "130x360x70,300x352x70",
         ("race",),
     ),
     Fault(
@@ -1585,6 +1599,29 @@ EXPRESSIONS = (
         SUM_90,
         PAIRED_SHAPES,
         (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: gelu of half a sum with the whole row",
+        At("OfSubtile::Of::exchange", "HALVED ? halved<T>(loaded.words[j / 8]) : loaded").replace("loaded"),
+        {**SUM_90, "epilogue": "gelu(acc + bias)"},
+        PAIRED_SHAPES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: gelu of a whole sum as if it were half of it",
+        At("PickWithSum::operator()", "Policy::Expression::halves ? ... : ...;").replace(
+            "atoms::sum_in_branch(bits, addend);"
+        ),
+        {**SUM_90, "epilogue": "gelu(acc + bias)"},
+        PAIRED_SHAPES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "wgmma: boxes that a narrower last subtile lacks stored",
+        At("Epilogue::store_boxes", "if (column >= subtile.count) continue").drop(),
+        {**SUM_90, "tile": "128x176x64", "cooperation": "pingpong", "cluster": "1x1"},
+        "130x360x70",
+        ("race", "write_once"),
     ),
     # ---- Further results, and reductions of rows
     Fault(
@@ -2153,7 +2190,7 @@ AUDIT = (
         ),
         AUDIT_90,
     ),
-    _audit("one box for all subtiles", At("Epilogue::finish_subtile", "stage = stage + 1").drop(), AUDIT_PERSISTENT),
+    _audit("one box for all subtiles", At("Epilogue::finish_subtile", "stage = next_stage()").drop(), AUDIT_PERSISTENT),
     _audit(
         "the first box again after a ragged row",
         At("Epilogue::finish_subtile", "copy_out(subtile, boxes);").replace(
@@ -2410,7 +2447,7 @@ OTHERS = (
     ),
     _other(
         "boxes stored by a thread of each warp",
-        At("gemm", "warp % 4 == 0 && atoms::elect_one()").replace("atoms::elect_one()"),
+        At("gemm", "Epilogue<Policy>::stores_boxes(warp % 4) && atoms::elect_one()").replace("atoms::elect_one()"),
         AUDIT_90,
     ),
     _other(

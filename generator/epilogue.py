@@ -154,14 +154,22 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
         for at, one in enumerate(operands)
     ]
     loads = "".join(f" {one.name}_.load(at);" for one in operands)
-    exchanges = "".join(f" {one.name}_.exchange(loaded.{one.name}_, at);" for one in operands)
     matrices = sum(one.kind == "matrix" for one in operands)
     accumulators = "float acc, float up" if epilogue.gated else "float acc, float"
-    addend = _addend(epilogue)
+    addend, halved = _addend(epilogue), _halved(epilogue)
+    exchanges = "".join(
+        f" {one.name}_.{'template exchange<ADDED>' if one.name == halved else 'exchange'}(loaded.{one.name}_, at);"
+        for one in operands
+    )
     lines = [f"      {_step(epilogue, at)}" for at in range(len(epilogue.nodes)) if epilogue.nodes[at].op not in _PLAIN]
     if addend:
         sum_of = f"float const x{addend[0]} = "
         lines = [line.replace(sum_of, f"{sum_of}ADDED ? acc : ") for line in lines]
+    if addend and halved:
+        whole = f"hgemm::expression::gelu(x{addend[0]})"
+        lines = [
+            line.replace(whole, f"ADDED ? hgemm::expression::gelu_of_half(x{addend[0]}) : {whole}") for line in lines
+        ]
     return "\n".join(
         [
             *(f"  // {line}" for line in _wrapped(epilogue.formula)),
@@ -170,14 +178,14 @@ def in_cpp(epilogue: Epilogue, dtype_d: str) -> str:
             f"    static constexpr bool is_long = {'true' if epilogue.steps > _LONG_STEPS else 'false'};",
             f"    static constexpr int accumulators = {2 if epilogue.gated else 1}, reductions = {len(epilogue.row_reductions)};",
             f"    static constexpr int column_reductions = {len(epilogue.column_reductions)};",
-            f"    static constexpr bool adds_first = {'true' if addend else 'false'};",
+            f"    static constexpr bool adds_first = {'true' if addend else 'false'}, halves = {'true' if halved else 'false'};",
             "",
             "    template <template <hgemm::AuxKind, class, int> class Of>",
             "    struct Inputs {",
             *members,
             "      template <class Place>",
             f"      HGEMM_DEVICE void load(Place const& at) {{{loads} }}",
-            "      template <class Loaded, class Place>",
+            "      template <bool ADDED = false, class Loaded, class Place>",
             f"      HGEMM_DEVICE void exchange(Loaded const& loaded, Place const& at) {{{exchanges} }}",
             "    };",
             "",
@@ -260,6 +268,22 @@ def _addend(epilogue: Epilogue) -> tuple[int, int] | None:
         if nodes[at].op == "input" and inputs[nodes[at].arguments[0]].kind in ("row", "column"):
             return reader, at
     return None
+
+
+def _halved(epilogue: Epilogue) -> str:
+    """Return the name of the row or column that is added first, if the sum is only the argument of gelu; "" otherwise.
+
+    The kernel halves both terms of such a sum: gelu takes one instruction less then.
+    """
+    addend = _addend(epilogue)
+    if not addend:
+        return ""
+    total, term = addend
+    nodes, results = epilogue.nodes, {epilogue.result, *(one.node for one in epilogue.outputs)}
+    readers = {at: [node.op for node in nodes if node.op != "input" and at in node.arguments] for at in addend}
+    if readers[total] != ["gelu"] or readers[term] != ["add"] or results & {*addend}:
+        return ""
+    return epilogue.inputs[nodes[term].arguments[0]].name
 
 
 def _by_slot(values: list[Any]) -> str:

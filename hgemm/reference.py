@@ -419,6 +419,8 @@ ACTIVATION_FORMULAS = {
 
 gelu, form atoms: |x| Phi(-|x|) is fitted within 13.4 cuts * (1 + |x|). With |x| Phi(-|x|) <= 0.17, ex2 and the sum of its argument
 add less than one cut. A difference and a product follow, less than one cut * |x|.
+gelu of a halved sum, in expressions on wgmma: fitted within 13.5 cuts * (1 + |x|). A halved f16 bias below 2^-14 is rounded by at
+most 2^-25, half a cut.
 gelu, form dsl, by erff: 2 units of erff, two sums and two products, less than 3 cuts.
 silu: ex2 has an error of 2^-22, and of 2^-24 |x| for its argument. With s = sigmoid(x), |x| s (1 - s) <= 0.23 and
 |x|^2 s (1 - s) <= 0.44, so that is less than half a cut. A sum, rcp and a product follow.

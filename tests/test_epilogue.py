@@ -655,6 +655,10 @@ def test_random_expressions_are_right(part: int, hasty_workshop: HostToolchain) 
         ("64x64x64", "residual: Matrix; silu(gate) * up + residual"),
         ("64x72x64", "residual: Matrix; acc + residual"),
         ("64x192x64", "gelu(acc + bias)"),
+        ("128x176x64", "gelu(acc + bias)"),
+        ("64x64x64", "bias: Row['f32']; gelu(acc + bias)"),
+        ("64x64x64", "scale: Column['bf16']; gelu(scale + acc)"),
+        ("64x64x64", "y = acc + bias; gelu(y) * y"),
     ],
 )
 def test_an_expression_on_wgmma_is_proved(tile: str, text: str, hasty_workshop: HostToolchain) -> None:

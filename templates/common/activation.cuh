@@ -21,6 +21,16 @@ HGEMM_DEVICE float normal_tail(float x) {
 
 // x P(X < x). Arithmetic chooses between the tail and 1 - tail, without a predicate.
 HGEMM_DEVICE float gelu_of(float x) { return x * atoms::absolute(atoms::saturate(x * 1e38f) - normal_tail(x)); }
+// The same of 2 h, with one instruction less: h + abs(h) (1 - 2 tail). The polynomial of abs(h) is that of the tail, times 2.
+HGEMM_DEVICE float gelu_of_half(float h) {
+  float const size = atoms::absolute(h);
+  float sum = -0.013968108f;
+  sum = sum * size + 0.10946959f;
+  sum = sum * size - 0.4105509f;
+  sum = sum * size - 1.8413155f;
+  sum = sum * size - 2.3016148f;
+  return h + size * (1.f - atoms::exp2_approx(sum * size));
+}
 HGEMM_DEVICE float silu_of(float x) { return x * atoms::rcp_approx(1.f + atoms::exp2_approx(-1.44269504f * x)); }
 
 namespace activation {

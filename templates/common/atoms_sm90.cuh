@@ -37,6 +37,14 @@ HGEMM_DEVICE uint32_t sum_in_branch(uint32_t bits, float addend) {
   asm volatile("{ .reg .f32 x; mov.b32 x, %1; add.rn.f32 x, x, %2; mov.b32 %0, x; }" : "=r"(result) : "r"(bits), "f"(addend));
   return result;
 }
+// The same of half the number and an addend.
+HGEMM_DEVICE uint32_t half_sum_in_branch(uint32_t bits, float addend) {
+  uint32_t result;
+  asm volatile("{ .reg .f32 x; mov.b32 x, %1; fma.rn.f32 x, x, 0f3F000000, %2; mov.b32 %0, x; }"
+               : "=r"(result)
+               : "r"(bits), "f"(addend));
+  return result;
+}
 // This thread's warp. The shuffle tells the compiler that the value is uniform in the warp.
 HGEMM_DEVICE int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
 // True in one thread of the warp, the same one at each call. The compiler knows that it is one thread.

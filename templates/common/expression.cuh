@@ -270,6 +270,7 @@ HGEMM_DEVICE float erf(float x) { return atoms::erf(x); }
 HGEMM_DEVICE float softplus(float x) { return fmaxf(x, 0.f) + log(1.f + atoms::exp2_approx(-1.44269504f * abs(x))); }
 HGEMM_DEVICE float relu(float x) { return activation::relu::apply(x); }
 HGEMM_DEVICE float gelu(float x) { return gelu_of(x); }
+HGEMM_DEVICE float gelu_of_half(float h) { return hgemm::gelu_of_half(h); }
 HGEMM_DEVICE float silu(float x) { return silu_of(x); }
 
 // A number rounded to another type.

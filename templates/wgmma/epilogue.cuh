@@ -23,6 +23,20 @@ struct BitsOf<4> {
   using Two = uint64_t;
 };
 
+// Half of each number of type T in a word of one or two.
+template <class T, class Word>
+HGEMM_DEVICE Word halved(Word word) {
+  using One = typename BitsOf<sizeof(T)>::One;
+  constexpr int shift = sizeof(Word) > sizeof(One) ? 8 * sizeof(T) : 0;  // of the second number
+  float const first = 0.5f * atoms::to_float(atoms::from_bits<T>(static_cast<One>(word)));
+  float const second = 0.5f * atoms::to_float(atoms::from_bits<T>(static_cast<One>(word >> shift)));
+  if constexpr (sizeof(T) == 2) {
+    return static_cast<Word>(atoms::pack<T>(first, second));
+  } else {
+    return atoms::float_bits(first) | (shift ? Word(atoms::float_bits(second)) << shift : 0);
+  }
+}
+
 // ---- Subtiles of D in shared memory -------------------------------------------------------------------------------
 
 HGEMM_DEVICE constexpr int common_divisor(int x, int y) { return y == 0 ? x : common_divisor(y, x % y); }
@@ -411,9 +425,15 @@ struct AccumulatorPairs {
     template <AuxKind KIND, class T, int INDEX>
     struct Of : Loaded::template Of<KIND, T, INDEX> {
       using From = typename Loaded::template Of<KIND, T, INDEX>;
+      using One = typename From::One;
 
-      template <class At>
-      HGEMM_DEVICE void exchange(From const& loaded, At const&) { static_cast<From&>(*this) = loaded; }
+      template <bool HALVED = false, class At>
+      HGEMM_DEVICE void exchange(From const& loaded, At const&) {
+        static_cast<From&>(*this) = loaded;
+        if constexpr (HALVED) {
+          for (One& one : From::bits) one = halved<T>(one);
+        }
+      }
 
       HGEMM_DEVICE float number(int, int e) const {
         return atoms::to_float(atoms::from_bits<T>(From::bits[From::is_scalar ? 0 : e / 2]));
@@ -429,11 +449,14 @@ struct AccumulatorPairs {
 
       Both words[COUNT];  // a lane's pair of each group
 
-      template <class At>
+      template <bool HALVED = false, class At>
       HGEMM_DEVICE void exchange(From const& loaded, At const& at) {
         int const pair = at.pairs.thread % 4;
         HGEMM_UNROLL
-        for (int j = 0; j < COUNT; ++j) words[j] = atoms::shuffle(loaded.words[j / 8], j % 8 * 4 + pair);
+        for (int j = 0; j < COUNT; ++j) {
+          Both const word = HALVED ? halved<T>(loaded.words[j / 8]) : loaded.words[j / 8];
+          words[j] = atoms::shuffle(word, j % 8 * 4 + pair);
+        }
       }
 
       HGEMM_DEVICE float number(int j, int e) const {
@@ -655,7 +678,7 @@ struct Epilogue {
   TensorMap const& map;
   Shared& shared;
   int consumer, thread;  // warpgroup, and thread in it
-  bool stores;           // whether this thread issues the warpgroup's TMA stores
+  bool stores;           // whether this thread issues TMA stores
   Pairs pairs;
   int stage = 0;
   LanePartials<Policy> partials[reductions_of<Policy> > 0 ? 2 : 1];  // of this lane's upper and lower row
@@ -681,6 +704,15 @@ struct Epilogue {
       count = tile_columns - column < columns ? tile_columns - column : columns;
     }
 
+    // Sets the accumulators of the column groups that a tile's last subtile lacks.
+    HGEMM_DEVICE void clear_from(int first) {
+      HGEMM_UNROLL
+      for (int j = 0; j < parts * columns / 8; ++j) {
+        HGEMM_UNROLL
+        for (int r = 0; r < registers && j >= first; ++r) bits[j][r] = 0;
+      }
+    }
+
     // Registers have no addresses: a run-time index has a branch for each subtile, which all lanes take together.
     template <class Accumulators>
     HGEMM_DEVICE void pick(Accumulators const& accumulators, int index) {
@@ -693,6 +725,7 @@ struct Epilogue {
           HGEMM_UNROLL
           for (int r = 0; r < registers; ++r) bits[j][r] = accumulators.bits(block, first + j, r);
         }
+        if constexpr (!skips_columns()) clear_from(Accumulators::mma_n - first);
       }
     }
 
@@ -713,6 +746,7 @@ struct Epilogue {
           HGEMM_UNROLL
           for (int r = 0; r < registers; ++r) bits[j][r] = copied(accumulators.bits(block, first + j, r), j, r);
         }
+        if constexpr (!skips_columns()) clear_from(Accumulators::mma_n - first);
       }
     }
   };
@@ -840,6 +874,20 @@ struct Epilogue {
     return false;
   }
 
+  // Whether warp s stores the boxes of stage s: for an expression with many narrow subtiles. Otherwise warp 0 stores all, and a
+  // subtile has a second barrier.
+  static constexpr bool takes_turns = by_tma && has_expression<Policy> && parts == 1 && columns <= 32 &&
+                                      Policy::epilogue_stages > 1 && Policy::epilogue_stages <= 4;
+  HGEMM_DEVICE static bool stores_boxes(int warp) { return takes_turns ? warp < Policy::epilogue_stages : warp == 0; }
+
+  // Whether a narrower last subtile skips the columns that it lacks. In the loop of an expression, branches for this separate the
+  // instructions of its column groups. So the loop computes all groups if at most a tenth of a tile's columns is in vain. The TMA does
+  // not store their boxes.
+  HGEMM_DEVICE static constexpr bool skips_columns() {
+    constexpr int lacking = columns - last_columns;
+    return lacking > 0 && !(by_tma && has_expression<Policy> && !unrolls_pairs() && lacking * 10 <= tile_columns);
+  }
+
   // Whether branches pick the accumulators of one of `count` subtiles. They copy all registers of the subtile at once. Where these are
   // tight, ptxas would spill or take up to a second more: beside reductions, and with a matrix in long expressions or with an odd end.
   HGEMM_DEVICE static constexpr bool picks_by_branches(int count) {
@@ -874,7 +922,8 @@ struct Epilogue {
     template <class Subtile, class Inputs>
     HGEMM_DEVICE void operator()(Subtile& subtile, Inputs const& inputs) const {
       subtile.template pick_by_branches<0, Accumulators::mma_m * subtiles>(accumulators, index, [&](uint32_t bits, int j, int e) {
-        return atoms::sum_in_branch(bits, Policy::Expression::addend(inputs, j, e));
+        float const addend = Policy::Expression::addend(inputs, j, e);
+        return Policy::Expression::halves ? atoms::half_sum_in_branch(bits, addend) : atoms::sum_in_branch(bits, addend);
       });
     }
   };
@@ -915,7 +964,8 @@ struct Epilogue {
   template <bool PLAIN, Bias BIAS, bool REUSES_STAGES, class Subtile, class Pick, class... Loaded>
   HGEMM_DEVICE void finish_subtile(Subtile& subtile, bool adds_c, Pick const& pick, Loaded const&... loaded) {
     constexpr bool through_boxes = matrices_of<Policy> > 0 && Pairs::template in_vecs<Out>;
-    if constexpr (through_boxes) wait_for_boxes<REUSES_STAGES>();
+    constexpr bool waits = REUSES_STAGES && !takes_turns;
+    if constexpr (through_boxes) wait_for_boxes<waits>();
     float results[columns / 8][4];
     if (!PLAIN && adds_c) {
       combine<true, BIAS>(subtile, results, pick, loaded...);
@@ -924,16 +974,17 @@ struct Epilogue {
     }
     activate_all(subtile.count, results);
     unsigned char* const boxes = shared.subtile[consumer][stage];
-    if constexpr (!through_boxes) wait_for_boxes<REUSES_STAGES>();  // so late that the loads of C and bias overlap it
+    if constexpr (!through_boxes) wait_for_boxes<waits>();  // so late that the loads of C and bias overlap it
     put_subtile(subtile, results, boxes);
     if constexpr (by_tma) {
+      if constexpr (takes_turns && REUSES_STAGES) wait_for_boxes_of(next_stage());
       boxes_are_written();
       if (!PLAIN && ends_within_vec()) {
         copy_out(subtile, boxes);
-      } else if (stores) {
+      } else if (stores && (!takes_turns || thread / 32 == stage)) {
         store_boxes(subtile, boxes);
       }
-      stage = stage + 1 == Policy::epilogue_stages ? 0 : stage + 1;
+      stage = next_stage();
     }
   }
 
@@ -944,6 +995,14 @@ struct Epilogue {
       if (stores) atoms::tma_store_wait_read<PENDING>();
       atoms::named_barrier(1 + consumer, 128);
     }
+  }
+
+  HGEMM_DEVICE int next_stage() const { return stage + 1 == Policy::epilogue_stages ? 0 : stage + 1; }
+
+  // Before the barrier of a subtile, the thread that stores the next stage waits until the TMA has read it. So this barrier also
+  // allows all threads to write that stage.
+  HGEMM_DEVICE void wait_for_boxes_of(int stage) const {
+    if (stores && thread / 32 == stage) atoms::tma_store_wait_read<0>();
   }
 
   // Waits until the warpgroup has written its boxes, for the TMA to read.
@@ -994,12 +1053,12 @@ struct Epilogue {
   HGEMM_DEVICE void evaluate(Subtile& subtile, float (&results)[columns / 8][4], Pick const& pick, Loaded const& loaded) {
     typename Pairs::template SubtileAt<Subtile> const at{pairs, subtile};
     SubtileInputs<Policy> inputs;
-    inputs.exchange(loaded, typename Pairs::template ExchangeAt<Subtile>{at, shared.subtile[consumer][stage]});
+    inputs.template exchange<Pick::adds>(loaded, typename Pairs::template ExchangeAt<Subtile>{at, shared.subtile[consumer][stage]});
     pick(subtile, inputs);
     typename Policy::Expression::template Outputs<Pairs::template OutOfSubtile<columns / 8>::template Of> outputs;
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
-      if (last_columns < columns && j >= subtile.count / 8) continue;
+      if (skips_columns() && j >= subtile.count / 8) continue;
       HGEMM_UNROLL
       for (int e = 0; e < 4; ++e) {
         float const first = Pairs::accumulator(subtile.bits[parts * j], e);
@@ -1042,7 +1101,7 @@ struct Epilogue {
   HGEMM_DEVICE void put_subtile(Subtile const& subtile, float const (&results)[columns / 8][4], unsigned char* boxes) const {
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; j += step) {
-      if (last_columns < columns && j >= subtile.count / 8) continue;
+      if (skips_columns() && j >= subtile.count / 8) continue;
       put_groups(subtile, results, j, boxes);
     }
   }

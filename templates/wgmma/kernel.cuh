@@ -177,7 +177,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
     int const m_offset = Policy::pingpong ? 0 : consumer * Policy::consumer_m;
-    Epilogue<Policy> epilogue(problem, maps.d, shared.epilogue, consumer, warp % 4 == 0 && atoms::elect_one());
+    Epilogue<Policy> epilogue(problem, maps.d, shared.epilogue, consumer,
+                              Epilogue<Policy>::stores_boxes(warp % 4) && atoms::elect_one());
     for (int owner = 0; scheduler.next(work); owner ^= 1) {
       CtaWork<Policy> const mine(work, place, k_tiles);
       if (Policy::pingpong && owner != consumer) {
