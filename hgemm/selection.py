@@ -1,9 +1,9 @@
-"""Selection: which variants support a problem on a device, and which of them is the fastest.
+"""Selection: which kernels support a problem on a device, and which of them is the fastest.
 
-The best measured variant, if this very problem was measured on such a device. Else the lowest estimate, after measurements of
-similar problems have corrected it. Measurements that ship with the package have calibrated the estimates of many variants
-(hgemm/model/calibrated.py) and refine them by trees (hgemm/model/trees.py). The launch options of the chosen variant are
-measured ones if they exist (hgemm/measured_options.py). A batch-invariant query has only the variants that keep one accumulation
+The best measured kernel, if this very problem was measured on such a device. Else the lowest estimate, after measurements of
+similar problems have corrected it. Measurements that ship with the package have calibrated the estimates of many kernels
+(hgemm/model/calibrated.py) and refine them by trees (hgemm/model/trees.py). The launch options of the chosen kernel are
+measured ones if they exist (hgemm/measured_options.py). A batch-invariant query has only the kernels that keep one accumulation
 order (hgemm/invariance.py). The exported C library does the same steps with the same numbers (templates/capi/src/select.c).
 """
 
@@ -70,12 +70,12 @@ SHIPPED one that the package's measurements have calibrated."""
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen variant.
+    """A chosen kernel.
 
     Units: `clocks` is the estimated time in clocks of an SM; FACTOR_ONE of `factor` is 1.0.
     Fields: `code_match` says how the code runs on the device. `nearest` is the measured problem at this place or the nearest
         one, if measurements decided. `factor` is the correction of the estimate. `options` are those of the launch, None if the
-        variant leaves none open; `measured_options` tells whether they were measured. `order` is the accumulation order of all
+        kernel leaves none open; `measured_options` tells whether they were measured. `order` is the accumulation order of all
         products with this n and k, if the query asked for one.
     """
 
@@ -92,7 +92,7 @@ class Choice:
 
     @property
     def options_text(self) -> str:
-        """The options that the variant leaves open, as text."""
+        """The options that the kernel leaves open, as text."""
         return self.options.text(self.row.decides_splits, self.row.decides_raster) if self.options else ""
 
     @property
@@ -138,7 +138,7 @@ class Selector:
         return abs(survey.sms - self.target.sms)
 
     def find(self, query: SelectionQuery) -> Choice | None:
-        """Return the variant for a query, or None. Extents are 1 or more; k may be 0."""
+        """Return the kernel for a query, or None. Extents are 1 or more; k may be 0."""
         order = self.order(query)
         if order is not None:
             found = self._find(query, order)
@@ -151,7 +151,7 @@ class Selector:
     def order(self, query: SelectionQuery) -> KOrder | None:
         """Return the accumulation order that a query must or should have, or None if any order will do.
 
-        None for a batch-invariant query with k above 0 means that no variant has a fixed order.
+        None for a batch-invariant query with k above 0 means that no kernel has a fixed order.
         """
         if not (query.batch_invariant or query.cublas_order) or query.k == 0:
             return None
@@ -241,13 +241,13 @@ class Selector:
         return {row: factor for row, factor in found.items() if factor is not None}
 
     def choose(self, query: SelectionQuery) -> Choice:
-        """Return the variant for a query. Raises UnsupportedError with the reasons if there is none."""
+        """Return the kernel for a query. Raises UnsupportedError with the reasons if there is none."""
         return self.choose_any([query])
 
     def choose_any(self, queries: Sequence[SelectionQuery]) -> Choice:
-        """Return the best variant for any of several descriptions of one product.
+        """Return the best kernel for any of several descriptions of one product.
 
-        Raises: UnsupportedError with the reasons for the first one if no variant supports any.
+        Raises: UnsupportedError with the reasons for the first one if no kernel supports any.
         """
         found = self.best_of(queries)
         if found is None:
@@ -258,16 +258,16 @@ class Selector:
         return choice
 
     def best_of(self, queries: Sequence[SelectionQuery]) -> tuple[SelectionQuery, Choice] | None:
-        """Return the query that has the best variant, and this variant, or None."""
+        """Return the query that has the best kernel, and this kernel, or None."""
         found = [(query, choice) for query in queries if (choice := self.find(query))]
         return min(found, key=lambda one: (one[1].code_match, one[1].clocks)) if found else None
 
     def supporting(self, query: SelectionQuery) -> list[Row]:
-        """Return the rows of all variants that support a query and whose code runs on the device."""
+        """Return the rows of all kernels that support a query and whose code runs on the device."""
         return [self.table.rows[row] for _, row in self._supporting(query)]
 
     def ranked(self, query: SelectionQuery) -> list[Choice]:
-        """Return all variants that support a query, the chosen one first, the others by their estimates."""
+        """Return all kernels that support a query, the chosen one first, the others by their estimates."""
         best = self.find(query)
         if best is None:
             return []
@@ -277,14 +277,14 @@ class Selector:
         return [best, *(choice for choice in others if choice.row is not best.row)]
 
     def _of_kind(self, query: SelectionQuery) -> Iterator[tuple[int, int]]:
-        """Yield code match and row of each variant whose kind fits and whose code runs on the device, the best match first."""
+        """Yield code match and row of each kernel whose kind fits and whose code runs on the device, the best match first."""
         for match, place in self.groups:
             group = self.table.groups[place]
             if kind_supports(group.kind, query.kind.code):
                 yield from ((match, row) for row in range(group.first, group.first + group.count))
 
     def _supporting(self, query: SelectionQuery, order: KOrder | None = None) -> Iterator[tuple[int, int]]:
-        """Yield code match and row of each variant that supports a query, and keeps an order if one is given."""
+        """Yield code match and row of each kernel that supports a query, and keeps an order if one is given."""
         for match, at in self._of_kind(query):
             row = self.table.rows[at]
             if row_supports(row, query, self.target) and (order is None or keeps_order(row, order, query)):
@@ -317,13 +317,13 @@ class Selector:
         return Choice(row, match, clocks, workspace_bytes, rule, nearest, factor, options, were_measured, order)
 
     def _reason(self, query: SelectionQuery) -> str:
-        """Return why no variant supports a query, and a command that generates one."""
+        """Return why no kernel supports a query, and a command that generates one."""
         kinds = {self.table.groups[place].kind for _, place in self.groups}
         if not kinds:
             archs = sorted({group.arch for group in self.table.groups})
-            return f"no variant runs on {self.target.name}: the library has {', '.join(archs) or 'none'}"
+            return f"no kernel runs on {self.target.name}: the library has {', '.join(archs) or 'none'}"
         if query.kind.epilogue != NONE and not any(kind_supports(kind, query.kind.code) for kind in kinds):
-            return f"no variant computes {query.kind} on {self.target.name}: make one with `generate --epilogue`"
+            return f"no kernel computes {query.kind} on {self.target.name}: make one with `generate --epilogue`"
         if query.kind.dtype_a != query.kind.dtype_b or query.kind.dtype_a == "f32":
             return f"no kernel computes {query.kind}: use f16 or bf16 for both A and B, or f32 with precision tf32"
         options = f"--arch {self.target.number} {query.kind.cover_options}"
@@ -334,7 +334,7 @@ class Selector:
         if not any(kind_supports(kind, query.kind.code) for kind in kinds):
             types = sorted({Kind.from_code(kind).dtype_a for kind in kinds})
             others = "" if query.kind.dtype_a in types else f"the library has {', '.join(types)}; "
-            return f"no variant computes {query.kind} on {self.target.name}: {others}{fix}"
+            return f"no kernel computes {query.kind} on {self.target.name}: {others}{fix}"
         rows = [
             row
             for _, place in self.groups
@@ -357,7 +357,7 @@ class Selector:
         extents = f"{query.m}x{query.n}x{query.k}"
         hint = "" if counts[FEWER_TILES] == len(rows) else f"; {fix}"
         all_m = f", with the order of all m ({order})" if order else ""
-        return f"no variant for {query.kind} on {self.target.name} supports {extents}{all_m}: {reasons}{hint}"
+        return f"no kernel for {query.kind} on {self.target.name} supports {extents}{all_m}: {reasons}{hint}"
 
     def _no_order_reason(self, rows: Sequence[Row], query: SelectionQuery) -> str:
         """Return why no order computes every m with the n and k of a query."""
@@ -366,7 +366,7 @@ class Selector:
         counts = Counter(unmet for row in ordered for unmet in unmet_requirements(row, every_m, self.target))
         reasons = ", ".join(f"{count} of {len(ordered)} need {unmet}" for unmet, count in counts.most_common())
         return (
-            f"no variant for {query.kind} on {self.target.name} adds k in one order for every m with n {query.n} and k {query.k}"
+            f"no kernel for {query.kind} on {self.target.name} adds k in one order for every m with n {query.n} and k {query.k}"
             f" ({reasons or 'stream-K does not, and old records do not tell'}): `{self._order_command(every_m, 1)}` makes one"
         )
 
@@ -413,16 +413,16 @@ def wgmma_computes(query: SelectionQuery) -> bool:
 
 @dataclass
 class FallbackWatch:
-    """Logs, once per kind and variant, that a request falls back to mma.sync on a device with wgmma.
+    """Logs, once per kind and kernel, that a request falls back to mma.sync on a device with wgmma.
 
-    Fields: `wgmma` holds the symbols of the variants on wgmma.
+    Fields: `wgmma` holds the symbols of the kernels on wgmma.
     """
 
     wgmma: Container[str]
     noted: set[tuple[int, str]] = field(default_factory=set)
 
     def falls_back(self, selector: Selector, query: SelectionQuery) -> bool:
-        """Return whether wgmma could compute a query, but no variant of it supports the query."""
+        """Return whether wgmma could compute a query, but no kernel of it supports the query."""
         if selector.target.number != WGMMA_CAPABILITY or not wgmma_computes(query):
             return False
         return not any(row.symbol in self.wgmma for row in selector.supporting(query))

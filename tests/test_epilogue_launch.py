@@ -202,7 +202,7 @@ def test_a_plan_launches_its_expression(opened: Library, driver: ExpressionDrive
         plan(**on_gpu(arrays), inputs={"more": 1.0})
     with pytest.raises(ProblemError, match="input scale is missing"):
         plan(**on_gpu(arrays), inputs={"gain": 1.0, "bias": Cuda(inputs["bias"])})
-    with pytest.raises(UnsupportedError, match="no variant computes"):
+    with pytest.raises(UnsupportedError, match="no kernel computes"):
         library.plan(problem, epilogue="silu(acc)")
 
 

@@ -355,12 +355,12 @@ def told_alike(text: str, status: int, selector: Selector, wanted: SelectionQuer
     assert status == NO_KERNEL and listed == counts_of(reason), (text, reason)
     if listed:
         return " ".join(sorted(map(word_of, listed)))
-    runs = "no variant runs on" in reason
+    runs = "no kernel runs on" in reason
     assert ("no kernel of this library runs on sm_" in text) == runs, text
     assert (
         ("has this layout, types, bias, activation and epilogue" in text)
         != runs
-        == ("no variant computes" not in reason)
+        == ("no kernel computes" not in reason)
     ), text
     return "no code" if runs else "no such kind"
 

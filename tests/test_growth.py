@@ -229,7 +229,7 @@ def test_every_kind_has_a_kernel_of_every_size(kind: Kind) -> None:
 
 def test_without_build_a_missing_kernel_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
-    with pytest.raises(UnsupportedError, match="no variant runs on sm_80"):
+    with pytest.raises(UnsupportedError, match="no kernel runs on sm_80"):
         hgemm.open(tmp_path / "library").select(query(64), A100)
     assert [*(tmp_path / "library").iterdir()] == []
     with pytest.raises(LibraryError, match="does not exist"):

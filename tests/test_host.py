@@ -75,7 +75,7 @@ def test_arrays_that_cannot_be_multiplied_are_refused(library: hgemm.Library, mo
     x, w = draw(16, 16), draw(16, 16).T
     with pytest.raises(ProblemError, match=r"A is \(16, 16\) and B \(24, 8\), .* 16 and 24 here$"):
         library.matmul(x, draw(8, 24).T)
-    with pytest.raises(UnsupportedError, match="no variant computes"):
+    with pytest.raises(UnsupportedError, match="no kernel computes"):
         library.matmul(x, w, activation="gelu")
     with pytest.raises(ProblemError, match="pass an array whose strides are whole elements"):
         library.matmul(x[::-1], w)

@@ -508,9 +508,7 @@ def test_what_makes_no_product_is_told(
 
 
 def test_what_no_variant_serves_is_told(library: Library, driver: ComputingDriver) -> None:
-    with pytest.raises(
-        UnsupportedError, match="no variant computes tn f16->f16 acc f32 silu on sm_90: `hgemm cover --"
-    ):
+    with pytest.raises(UnsupportedError, match="no kernel computes tn f16->f16 acc f32 silu on sm_90: `hgemm cover --"):
         library.matmul(Cuda(placed(A)), Cuda(placed(W).T), Cuda(placed(OUT)), activation="silu")
 
 
@@ -576,7 +574,7 @@ def test_what_was_generated_is_selected_and_read(copied: Path) -> None:
     assert kernel.traits.layout == "nt" and kernel.image.cubin and kernel.image.ptx
     assert library.kernel(choice.symbol) is kernel
     assert library.selector(target) is library.selector(Target.typical("sm_80"))
-    with pytest.raises(UnsupportedError, match="no variant computes tn bf16.*: the library has f16; `hgemm cover"):
+    with pytest.raises(UnsupportedError, match="no kernel computes tn bf16.*: the library has f16; `hgemm cover"):
         library.select(SelectionQuery(Kind("tn", "bf16", "bf16", "bf16"), 1, 1, 1), target)
 
 

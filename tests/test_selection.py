@@ -296,7 +296,7 @@ def test_a_vocabulary_of_any_size_has_wgmma_with_and_without_a_bias(dtype: str, 
 
 def test_no_variant_is_told_with_what_is_missing() -> None:
     selector = Selector(catalog_table(), H200)
-    told = "no variant computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --dtype f16 --layout tn --activation gelu"
+    told = "no kernel computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --dtype f16 --layout tn --activation gelu"
     with pytest.raises(UnsupportedError, match=f"{told} --add` makes one"):
         selector.choose(SelectionQuery(Kind(activation="gelu"), 1, 1, 1))
     with pytest.raises(
@@ -317,7 +317,7 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
         wgmma = [record for record in catalog_records() if "_sm90a_tn_" in record["symbol"]][:1]
         Selector(DispatchTable.of(wgmma), H200).choose(SelectionQuery(Kind(), 64, 64, 64, align_a=1))
     only_80 = Selector(DispatchTable.of(r for r in catalog_records() if r["arch"] == "sm_120"), H200)
-    with pytest.raises(UnsupportedError, match="no variant runs on sm_90: the library has sm_120"):
+    with pytest.raises(UnsupportedError, match="no kernel runs on sm_90: the library has sm_120"):
         only_80.choose(SelectionQuery(Kind(), 1, 1, 1))
 
 

@@ -305,7 +305,7 @@ def test_another_library_is_asked_anew(launching: NativeDriver, library: Library
     hgemm_torch.linear(x, weight)
     operator._library = Library(tmp_path)
     operator._start_native("CPU")
-    with pytest.raises(UnsupportedError, match="no variant runs on sm_90"):
+    with pytest.raises(UnsupportedError, match="no kernel runs on sm_90"):
         hgemm_torch.linear(x, weight)
 
 

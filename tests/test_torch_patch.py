@@ -27,7 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def check(module, layout, activation, batch_invariant):
         if activation == "leaky_relu":
-            raise UnsupportedError("no variant computes leaky_relu")
+            raise UnsupportedError("no kernel computes leaky_relu")
 
     monkeypatch.setattr(layers, "linear", compute)
     monkeypatch.setattr(layers, "_check", check)

@@ -124,7 +124,7 @@ def _narrow_alignments(kind: Kind, aligns: tuple[int, int, int]) -> Texts:
 
 
 def planned_record(plan: Plan) -> Mapping[str, Any]:
-    """Return the part of a variant's record that the cost model reads, with the planned CTAs per SM."""
+    """Return the part of a kernel's record that the cost model reads, with the planned CTAs per SM."""
     return {
         "symbol": symbol_of(plan.spec),
         "arch": plan.spec.arch,
@@ -182,7 +182,7 @@ class Search:
 
 
 class Generating:
-    """Variants `symbols` of a library, plus those of a search. Raises RequestError if its specs are malformed."""
+    """Kernels `symbols` of a library, plus those of a search. Raises RequestError if its specs are malformed."""
 
     def __init__(
         self, library: Library, symbols: Sequence[str], search: Search, target: Target, log: Callable[[str], None]
@@ -208,7 +208,7 @@ class Generating:
         self._thread: threading.Thread | None = None
 
     def _known_to_spill(self) -> set[str]:
-        """Return the planned variants that an earlier tuning built from the same source, with registers that spill."""
+        """Return the planned kernels that an earlier tuning built from the same source, with registers that spill."""
         spilled = {symbol: key for symbol, key in read_spilled(self._library.folder).items() if symbol in self._plans}
         return {symbol for symbol, key in spilled.items() if self._key_of(self._plans[symbol]) == key}
 
@@ -245,10 +245,10 @@ class Generating:
         return list(dict.fromkeys([*own, *self.ranking.best(work, count, among)]))[:count]
 
     def keep(self, chosen: Collection[str]) -> None:
-        """Stop building, and remove the variants that this search has built and that are not chosen.
+        """Stop building, and remove the kernels that this search has built and that are not chosen.
 
         Candidates are those with the lowest of thousands of estimates, so many estimates are too low. Selection would prefer such
-        variants to measured ones for other problems.
+        kernels to measured ones for other problems.
         """
         self.close()
         self._library.remove(sorted(self._built - set(chosen)))

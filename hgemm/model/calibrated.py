@@ -2,7 +2,7 @@
 
 `calibrated.json` ships with the package, so that a library that nobody tuned selects well. Each kernel has a timing identity: the
 fields of a spec that determine its time. Types of 2 bytes, bias and beta are not among them, so one measured kernel serves
-many variants. In another layout than tn, a kernel has own factors if it was measured there. Else it has those of tn, corrected for
+many kernels. In another layout than tn, a kernel has own factors if it was measured there. Else it has those of tn, corrected for
 operands that the TMA copies in short rows. benchmarks/calibration.py writes the file.
 """
 

@@ -1,4 +1,4 @@
-"""Predicted time of a variant on a problem, with constants fitted to measurements (`fitted.json`)."""
+"""Predicted time of a kernel on a problem, with constants fitted to measurements (`fitted.json`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fit:
 
     Fields: `card` is the short name of the GPU that the power constants belong to.
         `problems` and `variants` count the measurements of the fit.
-    Units: the errors are of the logarithm of measured over predicted time, for variants within 1.5 of the best.
+    Units: the errors are of the logarithm of measured over predicted time, for kernels within 1.5 of the best.
     """
 
     constants: Constants
@@ -174,7 +174,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class KernelShape:
-    """Properties of a variant that determine its time.
+    """Properties of a kernel that determine its time.
 
     Fields:
         `part`: cycles of a k-tile.
@@ -238,7 +238,7 @@ class KernelShape:
 
 @dataclass(frozen=True)
 class Cycles:
-    """Costs of a variant on a GPU, independent of the problem. Units: cycles of an SM.
+    """Costs of a kernel on a GPU, independent of the problem. Units: cycles of an SM.
 
     Fields: a CTA tile costs `k_tile` per k-tile and `tile` once if other CTAs share the SM, else `single_k_tile` and
         `single_tile`. `start` is the cost of a launch.
@@ -252,7 +252,7 @@ class Cycles:
 
 
 def cycles_of(v: KernelShape, wgmma: bool, straddling: Any, c: Constants, mhz: float, maximum: Maximum = max) -> Cycles:
-    """Return the costs of a wgmma or mma.sync variant."""
+    """Return the costs of a wgmma or mma.sync kernel."""
     return (_wgmma if wgmma else _mma_sync)(v, (1 + straddling * c.straddled_cost) / c.l2_part, c, mhz, maximum)
 
 
@@ -361,7 +361,7 @@ def _up(x: Any, y: Any) -> Any:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time of one variant on one problem.
+    """Predicted time of one kernel on one problem.
 
     Units: `sm_us` is the time of the busiest SM at `clock_mhz`, the clock within the power limit. `memory_us` is the
         time of DRAM and L2. Both follow `start_us` and partly hide each other.
@@ -377,7 +377,7 @@ class Prediction:
 def predict(
     spec: Mapping[str, Any], ctas_per_sm: int, size: Size, card: Card, constants: Constants, powered: bool = True
 ) -> Prediction:
-    """Return the predicted time of a variant on a GPU. `spec` is that of a record; `ctas_per_sm` is its occupancy.
+    """Return the predicted time of a kernel on a GPU. `spec` is that of a record; `ctas_per_sm` is its occupancy.
 
     `powered` states that the power constants belong to this GPU. Otherwise the boost clock is used.
     Raises: RequestError if the GPU's table lacks a required figure.
@@ -433,7 +433,7 @@ def report(
 
 
 def prediction(spec: Mapping[str, Any], ctas_per_sm: int, card: Card, size: Size) -> tuple[Prediction, Fit]:
-    """Return the predicted time of a variant on a dense problem, and the fit. Raises RequestError as `report` does."""
+    """Return the predicted time of a kernel on a dense problem, and the fit. Raises RequestError as `report` does."""
     fit = fit_of(spec)
     dense = problem_of(spec, size.m, size.n, size.k, size.batch)
     return predict(spec, ctas_per_sm, dense, card, fit.constants, powered=card.key == fit.card), fit

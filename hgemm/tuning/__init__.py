@@ -1,1 +1,1 @@
-"""Tuning: find the best of many variants for each problem by successive halving, and record it."""
+"""Tuning: find the best of many kernels for each problem by successive halving, and record it."""

@@ -1,4 +1,4 @@
-"""`python -m hgemm.tuning` tunes among the variants of a library folder, without the generator."""
+"""`python -m hgemm.tuning` tunes among the kernels of a library folder, without the generator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hgemm.tuning.runner import Prebuilt, tune_library, tune_options
 @click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
 @tune_options
 def command(library: Path, kernels: str, **options: Any) -> int:
-    """Find and record the best variant of a library for each problem. `hgemm tune --help` explains how."""
+    """Find and record the best kernel of a library for each problem. `hgemm tune --help` explains how."""
     return tune_library(
         library,
         lambda plan, target: Prebuilt(read_kernels(library, kernels), target, plan.candidates),

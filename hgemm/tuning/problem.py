@@ -1,4 +1,4 @@
-"""Tunes one problem: ranking of variants, successive halving, and the choice of the winner."""
+"""Tunes one problem: ranking of kernels, successive halving, and the choice of the winner."""
 
 from __future__ import annotations
 
@@ -99,21 +99,21 @@ def may_lead(times: Mapping[str, Sequence[float]], winner: str, name: str) -> bo
     return sum(lead(times[winner], times[name])) > DOUBTFUL
 
 
-# ---- Ranking: which variants to measure ------------------------------------------------------------------------------
+# ---- Ranking: which kernels to measure ------------------------------------------------------------------------------
 
 
 REMEASURED = 2
-"""Number of best variants of earlier sessions that are measured again."""
+"""Number of best kernels of earlier sessions that are measured again."""
 ALIKE = 3
-"""The most variants with the same tile, and with the same grid of tiles, that come before the others."""
+"""The most kernels with the same tile, and with the same grid of tiles, that come before the others."""
 SHARE_OF_TILE = 0.5
-"""The part that the lowest estimate of a tile has in those of its variants. With this and one variant for each tile and cluster,
+"""The part that the lowest estimate of a tile has in those of its kernels. With this and one kernel for each tile and cluster,
 the best of 24 candidates loses 0.2 % to the best of all, else 2.4 %. Source: the 8 problems, of 75 candidates each, that it was
 chosen by; H200, 2026-11-26."""
 
 
 class Ranking:
-    """Estimates variants of any kind on one device, and learns from each tuned problem."""
+    """Estimates kernels of any kind on one device, and learns from each tuned problem."""
 
     def __init__(self, rows: Mapping[str, tuple[Kind, Row]], target: Target) -> None:
         self.rows, self.target = rows, target
@@ -124,7 +124,7 @@ class Ranking:
         self._estimates: dict[tuple[Kind, Extents], dict[str, int]] = {}
 
     def require(self, work: Work, symbol: str) -> None:
-        """Make a variant a candidate for a problem: the one that the library selects so far."""
+        """Make a kernel a candidate for a problem: the one that the library selects so far."""
         self._selected[work.kind, work.extents] = symbol
 
     def learn(
@@ -134,7 +134,7 @@ class Ranking:
         order: Sequence[str] = (),
         options: Mapping[str, LaunchOptions] | None = None,
     ) -> None:
-        """Record times on one problem, the order of the best variants, and the launch options of those that leave any open."""
+        """Record times on one problem, the order of the best kernels, and the launch options of those that leave any open."""
         query = SelectionQuery.dense(problem.kind, problem.extents)
         rows = {symbol: self.rows[symbol][1] for symbol in times_us if symbol in self.rows}
         if rows:
@@ -145,17 +145,17 @@ class Ranking:
         self._options[problem.kind, problem.extents] = options or {}
 
     def options(self, work: Work, count: int, kernel: Kernel) -> list[LaunchOptions | None]:
-        """Return at most `count` launch options to measure of a variant, the best known ones first."""
+        """Return at most `count` launch options to measure of a kernel, the best known ones first."""
         symbol = kernel.traits.symbol
         known = self._options.get((work.kind, work.extents), {}).get(symbol)
         return options_to_try(self.rows[symbol][1], work, self.target, count, known)
 
     def best(self, work: Work, count: int, among: Container[str] | None = None) -> list[str]:
-        """Return at most `count` variants to measure for a problem, most promising first. `among` limits the choice.
+        """Return at most `count` kernels to measure for a problem, most promising first. `among` limits the choice.
 
-        First come the selected variant and the earlier best ones. Then the lowest corrected and the lowest uncorrected
-        estimates alternate. Corrections come from problems nearby, which may mislead. Variants with the same tile or the same
-        grid of tiles have similar estimates and similar errors, so only ALIKE of them come early. Some variants of a good tile
+        First come the selected kernel and the earlier best ones. Then the lowest corrected and the lowest uncorrected
+        estimates alternate. Corrections come from problems nearby, which may mislead. Kernels with the same tile or the same
+        grid of tiles have similar estimates and similar errors, so only ALIKE of them come early. Some kernels of a good tile
         have a wrong estimate, so all of them take a share of the tile's lowest one.
         """
         kind = work.kind
@@ -169,7 +169,7 @@ class Ranking:
         return list(dict.fromkeys([*known, *self._varied(query, dict.fromkeys(mixed))]))[:count]
 
     def _all(self, work: Work) -> dict[str, int]:
-        """Return the estimates of all variants for a problem. They take 0.1 s for thousands of variants, so they are kept."""
+        """Return the estimates of all kernels for a problem. They take 0.1 s for thousands of kernels, so they are kept."""
         kind, place = work.kind, (work.kind, work.extents)
         if place not in self._estimates:
             query = SelectionQuery.dense(*place)
@@ -183,7 +183,7 @@ class Ranking:
         return self._estimates[place]
 
     def _in_order(self, estimates: Mapping[str, float]) -> list[str]:
-        """Return the variants in order of their estimates, each with a share of the lowest one of its tile."""
+        """Return the kernels in order of their estimates, each with a share of the lowest one of its tile."""
         lowest: dict[tuple[int, ...], float] = {}
         for symbol, clocks in estimates.items():
             tile = _tile_of(self.rows[symbol][1])
@@ -279,12 +279,12 @@ def tune(
     options_of: Callable[[Kernel], Sequence[LaunchOptions | None]] = lambda kernel: [None],
     selected: str = "",
 ) -> list[dict[str, Any]]:
-    """Find the best variant for a problem. Return a result like hgemm.bench.measure.measure for each state.
+    """Find the best kernel for a problem. Return a result like hgemm.bench.measure.measure for each state.
 
     The first result is of the state with the largest weight. All results name the same choice, as `ours`.
     `order` is a sort key for finalists: of equally fast ones, the lowest key wins. `options_of` gives the launch options
-    to measure of a variant. Screening decides which of them and which order of tiles a variant has in the rounds.
-    `selected` is the symbol of the variant that the library selects so far. It is a finalist. It stays the choice unless another
+    to measure of a kernel. Screening decides which of them and which order of tiles a kernel has in the rounds.
+    `selected` is the symbol of the kernel that the library selects so far. It is a finalist. It stays the choice unless another
     one is faster in the rounds and again in a second look, or it loses more than MAX_LOSS in another state. At the power limit,
     finalists that are close to the fastest run alone, and these times decide.
 
@@ -362,7 +362,7 @@ def _length(span: tuple[float, float]) -> float:
 
 
 def _halved(race: Race, sample: OutputSample, selected: str) -> list[str]:
-    """Return the finalists with correct output, each variant once, and `selected`. Reject incorrect ones and repeat."""
+    """Return the finalists with correct output, each kernel once, and `selected`. Reject incorrect ones and repeat."""
     count = race.protocol.finalists
     while names := race.competitive(OURS):
         long = race.launch_ms[names[0]] >= LONG_SAMPLES * race.protocol.screen_ms

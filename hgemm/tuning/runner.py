@@ -53,33 +53,33 @@ from hgemm.tuning.problem import DEFAULT_MIX, TUNED_STATES, Mix, Ranking, parse_
 
 
 class Supply(typing.Protocol):
-    """Source of the variants that tuning measures."""
+    """Source of the kernels that tuning measures."""
 
     ranking: Ranking
 
     @property
     def records(self) -> Sequence[Mapping[str, Any]]:
-        """Records of the variants that exist before tuning."""
+        """Records of the kernels that exist before tuning."""
 
     @property
     def keys(self) -> Mapping[str, str]:
-        """Content keys of the available variants, by symbol."""
+        """Content keys of the available kernels, by symbol."""
 
     def ready(self, works: Sequence[Work]) -> Work:
-        """Wait until the variants of some problem are available, and return that problem."""
+        """Wait until the kernels of some problem are available, and return that problem."""
 
     def kernels(self, work: Work) -> list[Kernel]:
-        """Return the variants to measure for a problem."""
+        """Return the kernels to measure for a problem."""
 
     def keep(self, chosen: Collection[str]) -> None:
-        """Stop making variants, and remove those that were made for this tuning and are not chosen."""
+        """Stop making kernels, and remove those that were made for this tuning and are not chosen."""
 
     def close(self) -> None:
-        """Stop making variants."""
+        """Stop making kernels."""
 
 
 class Prebuilt:
-    """Variants that already exist."""
+    """Kernels that already exist."""
 
     def __init__(self, kernels: Iterable[Kernel], target: Target, candidates: int) -> None:
         self._kernels = {kernel.traits.symbol: kernel for kernel in kernels}
@@ -103,7 +103,7 @@ class Prebuilt:
 
 
 def simplicity(traits: LaunchTraits) -> tuple[Any, ...]:
-    """Return the sort key among equally fast variants: fewer splits, smaller clusters, then the table's order."""
+    """Return the sort key among equally fast kernels: fewer splits, smaller clusters, then the table's order."""
     return traits.splits, traits.cluster_ctas, row_order(traits)
 
 
@@ -129,7 +129,7 @@ PROTOCOL = Protocol(
 class TunePlan:
     """What is tuned, and its limits.
 
-    Fields: `library` receives the measurements. `options` is the number of launch options to screen of a variant that leaves some
+    Fields: `library` receives the measurements. `options` is the number of launch options to screen of a kernel that leaves some
         open. `fresh` ignores earlier ones. `part` is (number, count) if several
         processes share the problems. `limit_s` is the time after which a contender has hung.
     """
@@ -213,7 +213,7 @@ def run(plan: TunePlan, supply: Supply, device: Device, log: Log) -> dict[str, A
             _learn_result(supply, work, results[0])
             ahead = (time.perf_counter() - began) / (total - len(left)) * len(left)
             log(f"[{total - len(left)}/{total}] {line(results[0])}  {time_left(ahead)} left")
-        if not document["lost"] and plan.part[1] == 1:  # another part may have chosen the same variant
+        if not document["lost"] and plan.part[1] == 1:  # another part may have chosen the same kernel
             supply.keep({symbol_of(result["ours"]) for result in document["results"] if result.get("ours")})
         document["session"] = recorder.session
     document["seconds"] = round(time.perf_counter() - began, 1)
@@ -230,7 +230,7 @@ def _watchdog(plan: TunePlan, stack: ExitStack) -> Watchdog:
 
 
 def _hung(plan: TunePlan, watchdog: Watchdog) -> list[str]:
-    """Return the variants that hung in any earlier part of this run. A file keeps them."""
+    """Return the kernels that hung in any earlier part of this run. A file keeps them."""
     path = plan.library / FOLDER / f"{plan.run}.hung"
     with disk_errors("write", path), path.open("a+", encoding="utf-8") as file:
         if watchdog.unfinished():
@@ -240,13 +240,13 @@ def _hung(plan: TunePlan, watchdog: Watchdog) -> list[str]:
 
 
 def _order(kernels: Sequence[Kernel]) -> Callable[[str], Any]:
-    """Return a sort key: the simplest variant first."""
+    """Return a sort key: the simplest kernel first."""
     traits = {kernel.traits.symbol: kernel.traits for kernel in kernels}
     return lambda name: simplicity(traits[symbol_of(name)])
 
 
 def _selected(supply: Supply, sessions: Sequence[Session], device: Device, works: Sequence[Work]) -> dict[str, str]:
-    """Return the variants that the library selects so far, by problem, and make them candidates. Empty if there is none."""
+    """Return the kernels that the library selects so far, by problem, and make them candidates. Empty if there is none."""
     selector = Selector(DispatchTable.of(supply.records, sessions), Target.of(device))
     found = {work.key: choice.symbol if (choice := selector.find(query_of(work))) else "" for work in works}
     for work in works:
@@ -364,9 +364,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 MakeSupply = Callable[[TunePlan, Target], Supply]
 
 _OPTIONS = (
-    number_option(
-        "--candidates", click.IntRange(1), TunePlan.candidates, "Number of variants to try for each problem."
-    ),
+    number_option("--candidates", click.IntRange(1), TunePlan.candidates, "Number of kernels to try for each problem."),
     click.option(
         "--mix",
         default="model",
@@ -386,7 +384,7 @@ _OPTIONS = (
 
 
 def tune_options(function: Function) -> Function:
-    """Add all options except those that choose the library and its variants."""
+    """Add all options except those that choose the library and its kernels."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return problem_options(function)
