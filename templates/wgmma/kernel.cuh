@@ -163,9 +163,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     atoms::cta_barrier();
   }
 
-  // ---- Wait for the previous grid (programmatic dependent launch), then allow the next ------------------------------
+  // ---- Wait for the previous grid (programmatic dependent launch) ----------------------------------------------------
   atoms::wait_on_dependent_grids();
-  atoms::launch_dependent_grids();
 
   if (consumer < Policy::consumers) {
     // ---- Consumers -------------------------------------------------------------------------------------------------
@@ -298,6 +297,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         CtaWork<Policy> const mine(work, place, k_tiles);
         mainloop.load(maps, problem, work.batch, mine.m_first, mine.n_first, mine.k.first, mine.k.count);
       }
+      atoms::launch_dependent_grids();  // programmatic dependent launch: the next grid takes the SMs that this one leaves
       if constexpr (Place::size > 1) mainloop.producer_finish();
     }
     if constexpr (!by_tma) atoms::cp_async_wait<0>();
