@@ -110,7 +110,7 @@ def test_ours_and_the_baseline_are_chosen_and_paired(driver: BenchDriver, lt: Fa
     )
 
 
-def test_a_variant_that_gets_slow_after_the_screening_is_not_ours(
+def test_a_kernel_that_gets_slow_after_the_screening_is_not_ours(
     driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare = race.Race.prepare
@@ -196,7 +196,7 @@ def test_few_rows_are_held_against_a_copy(driver: BenchDriver, lt: FakeCublasLt,
     assert result["memory"] == {"weights_gb_per_s": round(rate, 1), "copy_gb_per_s": 2.0, "of_copy": round(rate / 2, 4)}
 
 
-def test_a_variant_is_measured_with_several_launch_options(driver: BenchDriver, kernels: list) -> None:
+def test_a_kernel_is_measured_with_several_launch_options(driver: BenchDriver, kernels: list) -> None:
     record, _ = make_record(
         "hgemm_open",
         **{"arch": "sm_90", "cta_tile": "32x48x16", "schedule": "launch", "raster": "launch"},

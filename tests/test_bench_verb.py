@@ -192,7 +192,7 @@ def test_a_lost_device_is_an_error_after_the_table(driver: BenchDriver, folder: 
     assert str(result.exception).startswith("hgemm_fast on 40x56x24 tn f16 f16 f32 f16 lost the device")
 
 
-def test_variants_are_chosen_by_name_and_filter(driver: BenchDriver, folder: Path) -> None:
+def test_kernels_are_chosen_by_name_and_filter(driver: BenchDriver, folder: Path) -> None:
     result = call("hgemm_s*", "--library", folder, "--shapes", "40x56x24")
     assert "hgemm_slow" in result.stdout and "hgemm_fast" not in result.stdout
     result = call("--library", folder, "--shapes", "40x56x24", "--layout", "nt", "--baseline", "none")

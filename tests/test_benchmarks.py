@@ -120,7 +120,7 @@ def test_a_tile_counts_more_than_a_cluster_and_that_more_than_stages() -> None:
     assert distance(ONE, replace(ONE, tile_n=128, splits=2)) == 2
 
 
-def test_of_equally_near_variants_the_fastest_is_taken_and_each_once() -> None:
+def test_of_equally_near_kernels_the_fastest_is_taken_and_each_once() -> None:
     ours = [replace(ONE, stages=2), ONE, ONE, replace(ONE, tile_m=64)]
     times = np.array([1.0, 9.0, 8.0, 7.0])
     assert matched([ONE, ONE, replace(ONE, tile_m=32)], ours, times) == [2, 3]

@@ -119,7 +119,7 @@ def test_explain_prints_the_plan_and_builds_nothing(capsys, tmp_path: Path) -> N
         assert words in out
 
 
-def test_explain_tells_of_a_variant_what_it_tells_of_its_spec(capsys, small_library) -> None:
+def test_explain_tells_of_a_kernel_what_it_tells_of_its_spec(capsys, small_library) -> None:
     (row,) = [row for row in small_library.rows() if row["layout"] == "nt"]
     asked = ["--library", small_library.folder, "--m", "512", "--json"]
     status, out, _ = hgemm(capsys, "explain", row["symbol"], *asked)

@@ -111,7 +111,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     hgemm.device._open.cache_clear()
 
 
-def test_variants_that_compute_the_same_have_the_same_bits(driver: FakeDriver, tmp_path: Path) -> None:
+def test_kernels_that_compute_the_same_have_the_same_bits(driver: FakeDriver, tmp_path: Path) -> None:
     settings, ran = Settings(Library(tmp_path / "lib"), templates_folder()), {}
     for name, faults in (("right", ()), ("alike", ()), ("wrong", ("drops an element of k",))):
         document, files = make_record(f"hgemm_{name}", arch="sm_80", cta_tile="32x48x16")

@@ -140,7 +140,7 @@ def test_text_is_escaped() -> None:
     assert "".join(ElementTree.fromstring(svg.document()).itertext()).strip() == "a < b & c"
 
 
-def test_the_verb_draws_a_variant_of_the_library(small_library: Library, tmp_path: Path) -> None:
+def test_the_verb_draws_a_kernel_of_the_library(small_library: Library, tmp_path: Path) -> None:
     place = tmp_path / "tile.svg"
     arguments = ["hgemm_sm80_nt_*", "--library", str(small_library.folder)]
     printed = CliRunner().invoke(draw.draw_command, arguments)

@@ -129,7 +129,7 @@ def test_inputs_may_lie_elsewhere_in_later_calls(opened: Library, driver: Expres
     assert len(library._launch_cache._launchers) == 1
 
 
-def test_unaligned_matrices_get_a_variant_of_their_own(opened: Library, driver: ExpressionDriver) -> None:
+def test_unaligned_matrices_get_a_kernel_of_their_own(opened: Library, driver: ExpressionDriver) -> None:
     library = Library(opened.folder)
     arrays, inputs = given()
     wide = numbers(40, 49, dtype="f4")

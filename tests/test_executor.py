@@ -437,7 +437,7 @@ def test_nothing_is_compiled_twice(fake: Path) -> None:
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".tmp")]
 
 
-def test_a_variant_is_built_as_the_interface_says(fake: Path) -> None:
+def test_a_kernel_is_built_as_the_interface_says(fake: Path) -> None:
     host_toolchain(fake).executable("hgemm_x", TEXT)
     executor, variant = calls(fake)
     assert "-c" in executor.split() and "executor/executor.cpp" in executor

@@ -168,7 +168,7 @@ def test_no_library_is_written_into_an_export(small_library: Library, tmp_path: 
     assert sorted(to.rglob("*")) == before
 
 
-def test_a_damaged_variant_is_not_exported(small_library: Library, tmp_path: Path) -> None:
+def test_a_damaged_kernel_is_not_exported(small_library: Library, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(small_library.folder, tmp_path / "library"))
     library = open_library(folder)
     path = folder / library.symbols[0] / "kernel.cubin"

@@ -240,7 +240,7 @@ def test_launch_options_are_tuned_and_taken(settings: Settings, bias: str, tmp_p
 
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
-def test_variants_that_load_by_tma_are_right(settings: Settings, layout: str) -> None:
+def test_kernels_that_load_by_tma_are_right(settings: Settings, layout: str) -> None:
     from hgemm.verification import verify
 
     device = open_device()
@@ -269,7 +269,7 @@ def test_rows_of_16_bytes_that_tma_loads_together_are_right(settings: Settings, 
 
 
 @pytest.mark.parametrize("texts", [{"dtype": "f16"}, {"dtype": "tf32"}, {"arch": "sm_90a"}])
-def test_variants_with_pointer_arrays_are_right(settings: Settings, texts: dict[str, str]) -> None:
+def test_kernels_with_pointer_arrays_are_right(settings: Settings, texts: dict[str, str]) -> None:
     from hgemm.verification import verify
 
     device = open_device()

@@ -272,7 +272,7 @@ def test_a_library_with_signs_in_its_path(tmp_path: Path) -> None:
     assert symbols(library) == ["one"] and (library.folder / "index.db").exists()
 
 
-def test_two_thousand_variants(library: Library, monkeypatch) -> None:
+def test_two_thousand_kernels(library: Library, monkeypatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk's speed is not what is tested
     for number in range(2000):
         write_stored(library.folder, *make_record(f"kernel_{number:04}", registers=number % 256))

@@ -204,7 +204,7 @@ def test_a_device_tells_of_itself_and_leaves_the_context(driver: FakeDriver) -> 
     assert not driver.contexts
 
 
-def test_a_variant_that_needs_more_shared_memory_is_unfit(driver: FakeDriver) -> None:
+def test_a_kernel_that_needs_more_shared_memory_is_unfit(driver: FakeDriver) -> None:
     large = record()
     large["launch"] = {**large["launch"], "smem_bytes": 300000}
     with pytest.raises(UnsupportedError, match="needs 300000 B of shared memory per CTA; Fake GPU allows 232448 B"):
@@ -234,7 +234,7 @@ def test_a_call_launches_once_on_the_given_stream(driver: FakeDriver) -> None:
     assert driver.launches[1][3] == 0 and len(driver.images) == 1
 
 
-def test_a_persistent_variant_fills_the_device(driver: FakeDriver) -> None:
+def test_a_persistent_kernel_fills_the_device(driver: FakeDriver) -> None:
     kernel = Kernel(record("persistent"), b"cubin")
     attach(driver, kernel)
     assert (call(kernel, driver, m=400) == 24).all() and driver.launches[0][0] == 3 * 2
@@ -521,7 +521,7 @@ def test_side_by_side_batches_do_not_overlap() -> None:
     check(replace(GOOD, ldd=128, batch_stride_d=64), PLAIN)
 
 
-def test_what_a_variant_lacks_is_named() -> None:
+def test_what_a_kernel_lacks_is_named() -> None:
     with pytest.raises(ProblemError, match="does not add C: .*--beta on"):
         check(GOOD, LaunchTraits.of(record(beta=False)))
     biased = LaunchTraits.of(record(bias="row"))
@@ -532,7 +532,7 @@ def test_what_a_variant_lacks_is_named() -> None:
         check(replace(GOOD, bias=0x90001), biased)
 
 
-def test_a_split_variant_needs_its_workspace() -> None:
+def test_a_split_kernel_needs_its_workspace() -> None:
     split = LaunchTraits.of(record("split_k", splits=4))
     tiles = 4 * 2 * 2
     needed = COUNTERS + tiles * 4 * 32 * 48 * 4
@@ -547,7 +547,7 @@ def test_a_split_variant_needs_its_workspace() -> None:
     check(replace(GOOD, workspace=0x1000000), split, needed)
 
 
-def test_alignments_are_those_of_the_variant() -> None:
+def test_alignments_are_those_of_the_kernel() -> None:
     loose = LaunchTraits.of(record(align=(1, 2, 4)))
     check(replace(GOOD, a=0x1002, lda=41, ldb=42, b=0x8004, ldc=68, ldd=68, d=0x40008, batch_stride_d=6800), loose)
     with pytest.raises(ProblemError, match="B's leading dimension 41 is not a multiple of 2"):
@@ -709,7 +709,7 @@ def test_a_batch_is_the_third_axis_and_one_matrix_for_all_has_one_layer(driver_o
     assert read(driver_of_maps.maps[0], 2)[0][3:6] == [3, 416, 2 * 208 * 100]
 
 
-def test_a_map_that_the_variant_does_not_use_is_zeros(driver_of_maps: FakeDriver) -> None:
+def test_a_map_that_the_kernel_does_not_use_is_zeros(driver_of_maps: FakeDriver) -> None:
     Kernel(record_of_maps(operands="ab"), b"cubin").launch(PROBLEM)
     assert driver_of_maps.maps[0][256:] == bytes(128) and driver_of_maps.maps[0][128:256] != bytes(128)
 
@@ -755,7 +755,7 @@ def test_what_tma_does_not_address_is_refused_with_the_way_out(
     assert not driver_of_maps.encoded and not driver_of_maps.launches
 
 
-def test_such_variants_are_verified_like_all_others(driver_of_maps: FakeDriver) -> None:
+def test_such_kernels_are_verified_like_all_others(driver_of_maps: FakeDriver) -> None:
     kernel = Kernel(record_of_maps((2, 1)), b"cubin")
     driver_of_maps.kernel = lambda problem: simulated.launch(kernel.traits, problem)
     for case in (Case(Shape(33, 49, 17, 2), loose=True), Case(Shape(40, 17, 24, 3), broadcast="a")):

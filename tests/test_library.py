@@ -98,7 +98,7 @@ def test_publishing_again_replaces_whole(library: Library) -> None:
     assert not [path for path in library.folder.iterdir() if path.name.startswith(".tmp-")]
 
 
-def test_a_source_without_a_record_is_no_variant_and_may_be_completed(library: Library) -> None:
+def test_a_source_without_a_record_is_no_kernel_and_may_be_completed(library: Library) -> None:
     folder = library.folder / "one"
     folder.mkdir(parents=True)
     (folder / "kernel.cu").write_text("// committed")

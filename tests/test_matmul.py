@@ -110,7 +110,7 @@ def test_alpha_beta_and_c_are_applied(library: Library, driver: ComputingDriver)
 
 
 @pytest.mark.parametrize(("bias", "activation"), [("row", "gelu"), ("column", "relu")])
-def test_bias_and_activation_choose_their_variants(
+def test_bias_and_activation_choose_their_kernels(
     library: Library, driver: ComputingDriver, bias: str, activation: str
 ) -> None:
     a, w, out = numbers(40, 64), numbers(48, 64), numbers(40, 48)
@@ -135,7 +135,7 @@ def test_batches_compute_and_fold_into_rows_where_one_b_serves_all(library: Libr
     assert driver.launches[1] == driver.launches[2] != driver.launches[0]
 
 
-def test_unaligned_addresses_get_a_variant_of_their_own(library: Library, driver: ComputingDriver) -> None:
+def test_unaligned_addresses_get_a_kernel_of_their_own(library: Library, driver: ComputingDriver) -> None:
     wide, w = numbers(40, 72), numbers(48, 64)
     for first in (0, 1, 0, 2):  # the same shapes and strides each time
         a, out = wide[:, first : first + 64], numbers(40, 48)
@@ -196,7 +196,7 @@ def splits_k(driver: ComputingDriver) -> bool:
     return driver.traits[driver.symbols[-1]].partial_bytes > 0
 
 
-def test_variants_that_split_k_take_the_workspace_of_their_stream(
+def test_kernels_that_split_k_take_the_workspace_of_their_stream(
     opened: Library, library: Library, driver: ComputingDriver
 ) -> None:
     a, w, allocations = numbers(16, 8192), numbers(64, 8192), []
@@ -507,7 +507,7 @@ def test_what_makes_no_product_is_told(
     assert not driver.launches
 
 
-def test_what_no_variant_serves_is_told(library: Library, driver: ComputingDriver) -> None:
+def test_what_no_kernel_serves_is_told(library: Library, driver: ComputingDriver) -> None:
     with pytest.raises(UnsupportedError, match="no kernel computes tn f16->f16 acc f32 silu on sm_90: `hgemm cover --"):
         library.matmul(Cuda(placed(A)), Cuda(placed(W).T), Cuda(placed(OUT)), activation="silu")
 

@@ -152,7 +152,7 @@ def test_launch_options_stand_with_the_times_that_they_have(tmp_path: Path) -> N
     assert best_after(tmp_path)[PLACE].options == {"a": many}
 
 
-def test_variants_that_were_made_anew_count_as_unmeasured(tmp_path: Path) -> None:
+def test_kernels_that_were_made_anew_count_as_unmeasured(tmp_path: Path) -> None:
     found = best_after(tmp_path, {"a": 2.0, "b": 3.0}, keys={"a": "1" * 64, "b": measured.KEY})
     assert found[PLACE].order == ("b",)
     assert best_after(tmp_path, keys={"a": "1" * 64}) == {}

@@ -51,7 +51,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("[a-z]*/*")}
 
 
-def test_every_variant_is_taken_once_as_it_was(tmp_path: Path) -> None:
+def test_every_kernel_is_taken_once_as_it_was(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     library(a, "one", "two")
     library(b, "two", "three")
@@ -84,7 +84,7 @@ def test_one_of_the_libraries_may_be_the_one_that_is_added_to(tmp_path: Path) ->
     assert timings(a) == [("one", 1.5), ("two", 2.5)]
 
 
-def test_variants_that_differ_under_one_name_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_kernels_that_differ_under_one_name_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     library(a, "one", "two", "fine")
     library(b, "one", "two", key="ab" * 32)
@@ -110,7 +110,7 @@ def test_what_the_target_has_conflicts_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["record.json", "kernel.cubin"])
-def test_a_damaged_variant_stops_before_anything_is_written(tmp_path: Path, name: str) -> None:
+def test_a_damaged_kernel_stops_before_anything_is_written(tmp_path: Path, name: str) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     library(a, "one")
     library(b, "two")
@@ -121,7 +121,7 @@ def test_a_damaged_variant_stops_before_anything_is_written(tmp_path: Path, name
     assert not c.exists()
 
 
-def test_a_damaged_variant_of_the_target_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_kernel_of_the_target_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     a, c = tmp_path / "a", tmp_path / "c"
     library(a, "one")
     library(c, "one")

@@ -71,7 +71,7 @@ def plan_of(**texts: str):
 # ---- What is built --------------------------------------------------------------------------------------------------
 
 
-def test_a_variant_is_built_and_then_found(settings: Settings) -> None:
+def test_a_kernel_is_built_and_then_found(settings: Settings) -> None:
     (first,) = made(SMALL, settings)
     (second,) = made(SMALL, settings)
     assert (first.status, second.status, first.error) == ("built", "cached", "")
@@ -192,7 +192,7 @@ def test_force_and_a_record_that_says_otherwise_miss(small_library: Library, mon
     assert not pipeline.cached(prepared, settings)
 
 
-def test_a_damaged_variant_is_told_of_and_built_again(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_kernel_is_told_of_and_built_again(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     (first,) = made(SMALL, settings)
     (settings.library.folder / first.symbol / "kernel.cubin").write_bytes(b"?")
     (second,) = made(SMALL, settings)

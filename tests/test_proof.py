@@ -176,7 +176,7 @@ def test_without_a_compiler_one_line_says_what_to_do(library: Library, monkeypat
     assert done.stderr.startswith("hgemm: error: CXX is no-such++, which is not installed: install g++ 12")
 
 
-def test_a_build_writes_a_test_for_each_variant(tmp_path: Path) -> None:
+def test_a_build_writes_a_test_for_each_kernel(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     options = ["--arch", "sm_80", "--tile", "32x32x16", "-o", tmp_path / "lib", "--junit", report, "-q"]
     assert invoke(generate_command, *options).exit_code == 0
@@ -457,7 +457,7 @@ def test_every_operand_is_a_region_with_its_rights() -> None:
     assert found["partial results"].base == found["counters"].base + WORKSPACE_COUNTERS * COUNTER_BYTES
 
 
-def test_a_persistent_variant_has_fewer_ctas_than_tiles() -> None:
+def test_a_persistent_kernel_has_fewer_ctas_than_tiles() -> None:
     traits = LaunchTraits.of(record("persistent"))
     problem = Problem(5 * traits.tile_m, traits.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=traits.tile_n)
     assert launch_of(traits, problem).grid[0] == PERSISTENT_CTAS < 5

@@ -86,7 +86,7 @@ def test_a_document_of_the_benchmark_is_read_as_it_says() -> None:
     assert str(kind) == "tn, f16 in, f32 accumulate, f16 out, steady, NVIDIA H200" and len(of_kind) == 36
 
 
-def test_launch_options_of_a_variant_count_as_one(tmp_path: Path) -> None:
+def test_launch_options_of_a_kernel_count_as_one(tmp_path: Path) -> None:
     document = json.loads(SQUARES.read_text())
     result = document["results"][0]
     symbol, figures = result["ours"], result["figures"]
@@ -149,7 +149,7 @@ def test_of_a_problem_measured_twice_the_later_counts() -> None:
 # ---- What the page holds --------------------------------------------------------------------------------------------
 
 
-def test_every_variant_comes_back_from_its_pack(entries: list[Entry]) -> None:
+def test_every_kernel_comes_back_from_its_pack(entries: list[Entry]) -> None:
     many = [entries[at % len(entries)] for at in range(PACK + 3)]
     data = kernels_data(many, [])
     packs = [unpacked(pack) for pack in data["packs"]]
@@ -392,7 +392,7 @@ def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry]) 
     assert some.texts("th", "rows") == wanted and 0 < len(wanted) < len(entries) and some.console == []
 
 
-def test_a_variants_page_has_source_machine_code_pictures_and_proof(page: Path, entries: list[Entry]) -> None:
+def test_a_kernels_page_has_source_machine_code_pictures_and_proof(page: Path, entries: list[Entry]) -> None:
     one = entries[0]
     shown = opened(page, f"kernel={one.record.symbol}")
     assert shown.console == []
@@ -438,7 +438,7 @@ def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: P
 
 
 @pytest.mark.slow
-def test_five_thousand_variants_are_opened(entries: list[Entry], tmp_path: Path) -> None:
+def test_five_thousand_kernels_are_opened(entries: list[Entry], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     shipped = [entry(kernel) for kernel in catalog_kernels()]
     several = [shipped[at % len(shipped)] for at in range(5000)]

@@ -215,7 +215,7 @@ def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: Sele
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 400), st.sampled_from(LAYOUTS), st.data())
-def test_the_variant_takes_the_problem_that_it_was_chosen_for(m: int, n: int, k: int, layout: str, data) -> None:
+def test_the_kernel_takes_the_problem_that_it_was_chosen_for(m: int, n: int, k: int, layout: str, data) -> None:
     """Whatever pointers and leading dimensions: what selection lets through, the launcher's checks let through."""
     a_columns = k if layout[0] == "t" else m
     b_columns = k if layout[1] == "n" else n
@@ -294,7 +294,7 @@ def test_a_vocabulary_of_any_size_has_wgmma_with_and_without_a_bias(dtype: str, 
         assert "_sm90a_" in chosen.symbol and chosen.row.tensor_maps
 
 
-def test_no_variant_is_told_with_what_is_missing() -> None:
+def test_no_kernel_is_told_with_what_is_missing() -> None:
     selector = Selector(catalog_table(), H200)
     told = "no kernel computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --dtype f16 --layout tn --activation gelu"
     with pytest.raises(UnsupportedError, match=f"{told} --add` makes one"):
@@ -321,7 +321,7 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
         only_80.choose(SelectionQuery(Kind(), 1, 1, 1))
 
 
-def test_more_tiles_than_a_launch_has_are_not_served_and_no_variant_would() -> None:
+def test_more_tiles_than_a_launch_has_are_not_served_and_no_kernel_would() -> None:
     wanted = SelectionQuery(Kind(), 2**31 - 1024, 2**31 - 1024, 1)
     assert choose(wanted) is None
     with pytest.raises(UnsupportedError, match=r": (\d+) of \1 need fewer CTA tiles .2147483647 at most.[^;]*$"):
@@ -522,7 +522,7 @@ def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
 # ==== hgemm select ====================================================================================================
 
 
-def test_it_prints_the_variant_and_with_all_the_others(small_library: Library) -> None:
+def test_it_prints_the_kernel_and_with_all_the_others(small_library: Library) -> None:
     words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64]
     done = call("hgemm", *words, "--arch", "80", "--layout", "nt", "--json")
     (symbol,) = (row["symbol"] for row in small_library.rows() if "_nt_" in row["symbol"])

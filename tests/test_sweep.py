@@ -198,7 +198,7 @@ def test_names_of_fields_do_too(tmp_path: Path) -> None:
     assert texts == {"arch": "89", "tile": "64x64x32", "out": "f32", "warp_tile": "32x32", "align_d": "4"}
 
 
-def test_variants_lie_over_the_top_and_the_command_line_over_both(tmp_path: Path) -> None:
+def test_kernels_lie_over_the_top_and_the_command_line_over_both(tmp_path: Path) -> None:
     text = 'arch = "sm_90"\nalign = 8\nstages = "2:3"\n[[variant]]\nalign_a = 4\n[[variant]]\nstages = 4\nalign = 2\n'
     first, second = read(tmp_path, text)
     assert first == {"arch": "sm_90", "align": "8", "stages": "2:3", "align_a": "4"}
@@ -350,7 +350,7 @@ def test_shards_are_disjoint_and_together_the_whole(symbols: list[str], count: i
 
 
 @given(SYMBOLS, st.integers(1, 16), st.data())
-def test_an_added_variant_moves_no_other(symbols: list[str], count: int, data: st.DataObject) -> None:
+def test_an_added_kernel_moves_no_other(symbols: list[str], count: int, data: st.DataObject) -> None:
     fewer = data.draw(st.lists(st.sampled_from(symbols), unique=True)) if symbols else []
     for some, all_of_them in zip(parts(fewer, count), parts(symbols, count)):
         assert {*some} == {*all_of_them} & {*fewer}
@@ -365,7 +365,7 @@ def test_the_order_of_a_sweep_is_nothing_to_its_shards() -> None:
         assert 65 <= len(part) <= 97 and all(15 <= archs[name] <= 40 for name in ("sm_80", "sm_86", "sm_89"))
 
 
-def test_a_variant_stays_in_its_shard_from_version_to_version() -> None:
+def test_a_kernel_stays_in_its_shard_from_version_to_version() -> None:
     assert [Shard(number, 4).takes("hgemm_sm80_tn") for number in range(1, 5)] == [False, True, False, False]
 
 
@@ -397,7 +397,7 @@ def test_generate_makes_only_its_shard(tmp_path: Path) -> None:
     ]
 
 
-def test_a_shard_without_variants_is_no_error(tmp_path: Path) -> None:
+def test_a_shard_without_kernels_is_no_error(tmp_path: Path) -> None:
     words = ["--arch", "sm_80", "--tile", "32x32x16", "--library", tmp_path / "library"]
     made = [call("generate", *words, "--shard", f"{number}/2", "--dry-run", "--json") for number in (1, 2)]
     assert [done.returncode for done in made] == [0, 0]

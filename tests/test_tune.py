@@ -161,17 +161,17 @@ def test_what_stood_stays_where_nothing_wins_beyond_the_spread(driver: BenchDriv
 
 
 @pytest.mark.parametrize(("again_us", "winner"), [(8.0, "hgemm_middle"), (9.0, "hgemm_fast")])
-def test_the_selected_variant_stays_unless_a_second_look_confirms_another(
+def test_the_selected_kernel_stays_unless_a_second_measurement_confirms_another(
     driver: BenchDriver, folder: Path, monkeypatch: pytest.MonkeyPatch, again_us: float, winner: str
 ) -> None:
     driver.cost_us |= {"hgemm_fast": 8.2, "hgemm_middle": 8.0}
-    look = tuning_of_problem._second_look
+    look = tuning_of_problem._measure_again
 
     def changed(*arguments) -> dict[str, float]:
         driver.cost_us["hgemm_middle"] = again_us
         return look(*arguments)
 
-    monkeypatch.setattr(tuning_of_problem, "_second_look", changed)
+    monkeypatch.setattr(tuning_of_problem, "_measure_again", changed)
     result = tuned(plan_of(folder, works=WORKS[:1]))["results"][0]
     assert result["ours"] == winner and result["second_look"]["ahead"] == round(8.2 / again_us - 1, 4)
     assert read_sessions(folder)[0].results[0].times[0].time_us == result["figures"][winner]["time_us"]
@@ -195,7 +195,7 @@ def test_times_alone_decide_at_the_power_limit(
     assert winners(tuned(plan_of(folder, works=WORKS[:1]))) == [winner]
 
 
-def test_the_selected_variant_is_a_finalist(driver: BenchDriver, folder: Path) -> None:
+def test_the_selected_kernel_is_a_finalist(driver: BenchDriver, folder: Path) -> None:
     keys = {name: Library(folder).load(name).record.key for name in ("hgemm_slow",)}
     here = {"capability": Target.of(open_device()).number, "sms": open_device().sms}
     measured.write(folder, [(measured.problem(40, 56, 24), {"hgemm_slow": 20.0})], keys, **here)
@@ -312,7 +312,7 @@ def test_illegal_calls_are_refused(folder: Path, shapes: str, options: dict, wor
         hgemm.tune(shapes, library=folder, **options)
 
 
-def test_a_variant_with_an_unknown_word_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_with_an_unknown_word_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     Library(folder).publish(*make_record("hgemm_trial", activation="gelu_trial"))
     assert {kernel.traits.symbol for kernel in read_kernels(folder)} == {f"hgemm_{name}" for name in COSTS_US}
     assert "hgemm_trial is not used" in caplog.text
@@ -652,7 +652,7 @@ def two_made(made: FakeMake) -> tuple[Generating, str, str]:
     return supply, one, other
 
 
-def test_made_variants_that_are_not_chosen_are_removed(made: FakeMake) -> None:
+def test_made_kernels_that_are_not_chosen_are_removed(made: FakeMake) -> None:
     supply, chosen, other = two_made(made)
     (made.library.folder / other / "notes.txt").write_text("mine")
     supply.keep({chosen})
@@ -663,14 +663,14 @@ def test_made_variants_that_are_not_chosen_are_removed(made: FakeMake) -> None:
     assert not list(made.library.folder.glob(".tmp-*"))
 
 
-def test_a_variant_that_is_gone_is_not_missed(made: FakeMake) -> None:
+def test_a_kernel_that_is_gone_is_not_missed(made: FakeMake) -> None:
     supply, one, other = two_made(made)
     shutil.rmtree(made.library.folder / one)  # by another process
     supply.keep(())
     assert not {one, other} & {row["symbol"] for row in made.library.rows()}
 
 
-def test_variants_that_spill_are_not_made_again(made: FakeMake) -> None:
+def test_kernels_that_spill_are_not_made_again(made: FakeMake) -> None:
     supply, *_ = two_made(made)
     supply.close()
     (symbol,) = read_spilled(made.library.folder)
@@ -752,7 +752,7 @@ def test_missing_kernels_of_an_expression_are_made(made: FakeMake, text: str) ->
     supply.close()
 
 
-def test_an_error_of_all_making_is_raised_where_variants_are_waited_for(made: FakeMake, monkeypatch) -> None:
+def test_an_error_of_all_making_is_raised_where_kernels_are_waited_for(made: FakeMake, monkeypatch) -> None:
     def fail(*_: object, **__: object) -> Iterator:
         raise LibraryError("no space is left")
         yield

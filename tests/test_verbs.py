@@ -136,7 +136,7 @@ def test_a_damaged_record_is_warned_of_once(folder: Path, caplog: pytest.LogCapt
     assert len(caplog.records) == 1 and "hgemm_sm80_nn/record.json" in caplog.text
 
 
-def test_a_variant_with_an_unknown_word_does_not_stop_the_others(
+def test_a_kernel_with_an_unknown_word_does_not_stop_the_others(
     small_library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after an activation was tried and taken back: the index still has the variant."""
@@ -162,7 +162,7 @@ def test_a_variant_with_an_unknown_word_does_not_stop_the_others(
     assert "hgemm_trial" not in call("doctor", "--library", library).stdout
 
 
-def test_a_variant_with_the_former_workspace_does_not_stop_the_others(
+def test_a_kernel_with_the_former_workspace_does_not_stop_the_others(
     small_library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     library = tmp_path / "lib"
@@ -268,11 +268,11 @@ def test_the_library_is_taken_from_the_environment(folder: Path) -> None:
         ("?gemm*big", ["hgemm_sm89_tn_big"]),
     ],
 )
-def test_a_variant_is_named_by_symbol_alias_beginning_or_glob(folder: Path, name: str, expected: list[str]) -> None:
+def test_a_kernel_is_named_by_symbol_alias_beginning_or_glob(folder: Path, name: str, expected: list[str]) -> None:
     assert resolve(Library(folder), name) == expected
 
 
-def test_a_variant_is_named_by_the_hash_of_its_symbol(tmp_path: Path) -> None:
+def test_a_kernel_is_named_by_the_hash_of_its_symbol(tmp_path: Path) -> None:
     library = Library(tmp_path)
     for symbol in ("paper_sm80_s3_7f3a91c2", "paper_sm80_s3_7f3ab000", "paper_sm80_s3_beef0001_long"):
         library.publish(*make_record(symbol))
@@ -452,7 +452,7 @@ def call_on_device(verb: str, *arguments: object) -> Result:
 # ---- verify ---------------------------------------------------------------------------------------------------------
 
 
-def test_verify_prints_a_line_a_variant(driver: FakeDriver, device_folder: Path) -> None:
+def test_verify_prints_a_line_a_kernel(driver: FakeDriver, device_folder: Path) -> None:
     result = call_on_device("verify", "--device", "--library", device_folder, "--shapes", SHAPES)
     good, other, unfit, summary = result.stdout.splitlines()
     assert good.startswith("ok    hgemm_good  2/2 shapes; largest error ") and other.startswith("ok    hgemm_other")
@@ -460,7 +460,7 @@ def test_verify_prints_a_line_a_variant(driver: FakeDriver, device_folder: Path)
     assert summary == "2 kernels passed, 0 failed, 1 skipped; 4 shapes passed" and result.exit_code == 0
 
 
-def test_verify_fails_where_a_variant_is_wrong(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
+def test_verify_fails_where_a_kernel_is_wrong(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
     Library(device_folder).publish(*document("hgemm_bad"))
     report = tmp_path / "junit.xml"
     result = call_on_device("verify", "--device", "--library", device_folder, "--shapes", SHAPES, "--junit", report)
@@ -639,7 +639,7 @@ def served(symbols: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeou
     return [outcome for outcome, _ in workers.check_all(CheckRequest("", symbol) for symbol in symbols.split())]
 
 
-def test_a_worker_checks_variants_until_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_checks_kernels_until_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, bad, third, dead, last = served("a b bad c dies d", tmp_path, monkeypatch, timeout_s=60)
     assert first.seconds == second.seconds == bad.seconds != third.seconds != last.seconds
     assert first.passed and bad.failed and last.passed
@@ -647,7 +647,7 @@ def test_a_worker_checks_variants_until_one_fails(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_a_worker_of_several_variants_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_several_kernels_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, hung, last = served("a hangs b", tmp_path, monkeypatch, timeout_s=5)
     assert first.passed and "no answer within 5 s" in hung.error and last.passed
 

@@ -223,7 +223,7 @@ def test_without_guard_bands_the_allocations_end_with_the_last_element(driver: F
     assert sorted(sizes) == sorted([2 * (2 * 8 + 7), 2 * (4 * 8 + 7), 2 * (2 * 8 + 5)])
 
 
-def test_pointers_are_no_more_aligned_than_the_variant_needs(driver: FakeDriver) -> None:
+def test_pointers_are_no_more_aligned_than_the_kernel_needs(driver: FakeDriver) -> None:
     for align, align_bytes in ((8, 16), (1, 2)):
         kernel = kernel_of(driver, record(align=(align,) * 3))
         problems = []

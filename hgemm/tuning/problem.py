@@ -238,8 +238,8 @@ CHECK_S, CHECK_ROUNDS = 0.05, 4
 MAX_LOSS = 0.03
 """The most that a choice may lose to the best finalist in a state. Otherwise the finalist with the least loss is chosen."""
 POWER_LIMIT = "sw_power_cap"
-CLOSE, MAX_RIVALS = 0.04, 5
-"""At the power limit, the clock follows the mean power of all names. In rounds of many, those that need more power look up to 5 %
+CLOSE, MAX_CLOSE = 0.04, 5
+"""At the power limit, the clock follows the mean power of all kernels. In rounds of many, those that need more power look up to 5 %
 faster. So those within CLOSE of the winner run alone. Source: H100, 8192x8192x8192, 2026-11-28, docs/performance-notes.md."""
 ALONE_S = 0.3
 """Time that a finalist runs alone. The second half counts, because the clock settles within 0.1 s."""
@@ -325,14 +325,14 @@ def tune(
         winner, reference = choose(times, ranked, mix), ranked[0]
         seen = context.telemetry.between(*spans[states[0]])
         limited = seen is not None and POWER_LIMIT in seen["limited_by"]
-        rivals = _rivals(times, ranked, winner, states[0], limited)
+        close = _close_finalists(times, ranked, winner, states[0], limited)
         look = {}
-        if rivals and (limited or symbol_of(reference) == selected):
+        if close and (limited or symbol_of(reference) == selected):
             race.alternate(memory if states[0] == "model" else None)
             if limited:
-                looks = _looks_alone(race, reference, rivals, context)
+                looks = _measure_alone(race, reference, close, context)
             else:
-                looks = {name: _second_look(race, reference, name, context, states[0]) for name in rivals}
+                looks = {name: _measure_again(race, reference, name, context, states[0]) for name in close}
             winner = max(looks, key=lambda name: looks[name]["ahead"])
             look = looks[winner]
             elsewhere = {state: of_state for state, of_state in times.items() if state != states[0]}
@@ -436,16 +436,16 @@ def _timed(
     return (began, time.perf_counter()), times
 
 
-def _rivals(times: StateTimes, ranked: Sequence[str], winner: str, state: str, limited: bool) -> list[str]:
+def _close_finalists(times: StateTimes, ranked: Sequence[str], winner: str, state: str, limited: bool) -> list[str]:
     """Return the names to measure again beside the first of `ranked`: the winner and, at the power limit, those close to it."""
     medians = {name: statistics.median(ms) for name, ms in times[state].items()}
     most = (1 + CLOSE) * medians[winner] if limited else 0.0
     close = [name for name in ranked if medians[name] <= most and largest_loss(times, name) <= MAX_LOSS]
     names = dict.fromkeys([winner, *sorted(close, key=medians.__getitem__)])
-    return [name for name in names if name != ranked[0]][:MAX_RIVALS]
+    return [name for name in names if name != ranked[0]][:MAX_CLOSE]
 
 
-def _second_look(race: Race, selected: str, winner: str, context: BenchContext, state: str) -> dict[str, float]:
+def _measure_again(race: Race, selected: str, winner: str, context: BenchContext, state: str) -> dict[str, float]:
     """Measure two names again, in turns. Return by how much the winner is ahead, and the error of this."""
     race.protocol = context.protocol
     names = [selected, winner]
@@ -460,18 +460,21 @@ def _second_look(race: Race, selected: str, winner: str, context: BenchContext, 
     return {"ahead": round(ahead, 4), "error": round(error, 4)}
 
 
-def _looks_alone(
-    race: Race, selected: str, rivals: Sequence[str], context: BenchContext
+def _measure_alone(
+    race: Race, selected: str, close: Sequence[str], context: BenchContext
 ) -> dict[str, dict[str, float]]:
-    """Run each name alone for ALONE_S, in both orders. Return by how much each rival is ahead, and the error of this."""
+    """Run each kernel alone for ALONE_S, in both orders.
+
+    Return by how much each of `close` is faster than `selected`, and the error of this.
+    """
     race.protocol = replace(context.protocol, solo_s=ALONE_S)
-    names = [selected, *rivals]
+    names = [selected, *close]
     race.prepare(names, race.protocol.rounds)
     times: dict[str, list[float]] = {name: [] for name in names}
     for name in (*names, *reversed(names)):
         times[name].append(statistics.fmean(race.solo(name)) - race.memory_ms)
     looks = {}
-    for name in rivals:
+    for name in close:
         first, second = (its / other - 1 for its, other in zip(times[selected], times[name]))
         looks[name] = {"ahead": round((first + second) / 2, 4), "error": round(abs(first - second) / 2, 4)}
     return looks
