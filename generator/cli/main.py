@@ -56,7 +56,7 @@ VERBS = {
 INTERRUPTED = 130
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
-_GENERATE_HELP = """Emit, compile, inspect and register HGEMM kernels. No GPU is needed.
+_GENERATE_HELP = """Generate HGEMM kernels: write the source, compile and inspect it, and add it to a library. No GPU is needed.
 
 Lists and ranges sweep: --tile 128x128x32,256x128x32 --stages 2:5 builds every combination. An option that is given twice adds
 to its list. Fields that are not set are planned. Illegal combinations are skipped and counted. A single illegal request is
@@ -164,11 +164,11 @@ def _complete(module: str, begun: str) -> Sequence[str]:
     click.option(
         "--verify",
         type=click.Choice(["emulate"]),
-        help="Run each kernel on the CPU, and register it only if it passes. Needs a C++ compiler (CXX).",
+        help="Run each kernel on the CPU, and keep it only if it passes. Needs a C++ compiler (CXX).",
     ),
 )
 @grouped_option(
-    "Run", click.option("--allow-spills", is_flag=True, help="Register kernels that spill registers, and mark them.")
+    "Run", click.option("--allow-spills", is_flag=True, help="Keep kernels that spill registers, and mark them.")
 )
 @grouped_option("Answer", json_option)
 @grouped_option(
