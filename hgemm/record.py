@@ -218,7 +218,8 @@ _COVERAGE = fields(
         ),
         "tiles_per_cta": _COUNT.about("Tiles that every CTA of one launch computes, at most."),
         "raster_groups": _COUNT.about(
-            "Groups or panels of the raster in one launch, at most; the last one is not full."
+            "Groups or panels of the raster in one launch, at most; the last one is not full if they are wider than one tile, "
+            "or one cluster."
         ),
         "splits": list_of(TEXT).about("Kinds of splits of k: of equal length, of different lengths, some empty."),
         "edges": list_of(TEXT).about("Extents inside one tile, of whole tiles, and beyond one tile with a rest."),

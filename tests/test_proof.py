@@ -29,7 +29,7 @@ from generator.cli.prove_catalog import chosen
 from generator.layouts import OperandTile, read_conflicts, write_conflicts
 from generator.proof import executor as abi
 from generator.proof import jobs as emulate
-from generator.proof.coverage import Coverage
+from generator.proof.coverage import Coverage, raster_groups
 from generator.proof.executor import Adversary, Finding, HostToolchain, Launch, Report
 from generator.proof.jobs import ProofRequest, Prover, Text, check_here, request_of, workers
 from generator.proof.machine import (
@@ -57,10 +57,11 @@ from generator.store.library import Library
 from generator.store.schema import record_schema
 from generator.sweep import sweep
 from hgemm.cases import Case, Shape
+from hgemm.cases import default_cases as device_cases
 from hgemm.errors import LibraryError
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import Problem
+from hgemm.problem import LaunchOptions, Problem
 from hgemm.record import validate
 from hgemm.verification import CANARY, CheckOptions, Trial, operand_layouts
 from hgemm.verification import verify as verify_cases
@@ -568,6 +569,54 @@ def test_the_default_cases_cover_what_a_verdict_needs(rule: str) -> None:
     assert any("exceeds 2^31" in reason for reason in few) and any("m inside" in reason for reason in few)
     assert any("tiles; at least 6" in reason for reason in few) == (rule == "persistent")
     assert any("uneven splits" in reason for reason in few) == (rule == "split_k")
+
+
+CLUSTERS = ("1x1", "2x1", "1x2", "2x2", "4x1", "1x4", "4x2", "2x4")
+RASTERED = (
+    *({"arch": "sm_90a", "tile": "128x176x64", "cooperation": "pingpong", "cluster": cluster} for cluster in CLUSTERS),
+    *({"arch": "sm_90a", "tile": "256x64x64", "swap_ab": "on", "cluster": cluster} for cluster in CLUSTERS),
+    {"arch": "sm_90", "tile": "128x64x32", "copy": "tma"},
+    {"arch": "sm_80", "tile": "128x96x32"},
+)
+SWIGLU = {"arch": "sm_90a", "tile": "128x128x64", "cluster": "2x1", "epilogue": "silu(gate) * up"}
+
+
+def groups_covered(traits: LaunchTraits, cases: list[Case]) -> int:
+    """Return the most groups, or panels, of one case that count for a verdict."""
+    shapes = [(case.shape, case.options) for case in cases]
+    return max(raster_groups(traits, Problem(at.m, at.n, at.k, at.batch, options=options)) for at, options in shapes)
+
+
+@pytest.mark.parametrize("options", [*RASTERED, SWIGLU], ids=lambda options: "-".join(options.values()))
+def test_the_default_cases_cover_each_legal_group_and_panel(options: dict[str, str]) -> None:
+    tile_n = int(options["tile"].split("x")[1])
+    sizes = (*range(1, 9), 12, 16)
+    rasters = [f"group:{size}" for size in sizes] + [f"panel:{size * tile_n}" for size in sizes] + ["launch"]
+    plans = sweep([{**options, "raster": ",".join(rasters)}]).plans  # without the illegal ones
+    assert len(plans) > 3
+    for plan in plans:
+        traits = LaunchTraits.of(Text.of(emit(plan, templates_folder())).record)
+        for cases in (default_cases(traits, traits.stages), device_cases(traits, 264)):
+            assert groups_covered(traits, cases) >= 2, traits.raster
+
+
+@pytest.mark.parametrize(
+    ("raster", "cluster", "m", "groups"),
+    [
+        ("group:2", (1, 1), 4, 0),  # the last group is full, and could be narrower
+        ("group:2", (1, 1), 5, 3),
+        ("group:2", (2, 1), 4, 2),  # a group of one cluster is always full
+        ("group:2", (2, 1), 2, 1),
+        ("group:4", (2, 1), 8, 0),
+        ("launch", (1, 1), 4, 0),  # other launches have wider groups
+    ],
+)
+def test_the_last_group_counts_if_it_is_as_narrow_as_it_can_be(
+    raster: str, cluster: tuple[int, int], m: int, groups: int
+) -> None:
+    traits = replace(LaunchTraits.of(record()), raster=raster, cluster_shape=cluster)
+    problem = Problem(m * traits.tile_m, 2 * traits.tile_n, 1, options=LaunchOptions(1, 0, 1))
+    assert raster_groups(traits, problem) == groups
 
 
 @pytest.mark.parametrize("rule", ["one_tile", "persistent", "launch"])

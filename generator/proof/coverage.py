@@ -119,7 +119,10 @@ class Coverage:
 
 
 def raster_groups(traits: LaunchTraits, problem: Problem) -> int:
-    """Return the groups, or panels, of a problem if the last one is not full and its tiles are side by side, else 0."""
+    """Return the groups, or panels, of a problem if the last one is not full and its tiles are side by side, else 0.
+
+    If the kernel fixes their width to one tile, or to one cluster, each of them is full. Then the last one may be full.
+    """
     kind, _, size = traits.raster.partition(":")
     rows, columns = traits.tile_m * traits.cluster_shape[0], traits.tile_n * traits.cluster_shape[1]
     if traits.decides_raster:
@@ -133,7 +136,8 @@ def raster_groups(traits: LaunchTraits, problem: Problem) -> int:
         return 0
     across, along = (problem.m, problem.n) if kind == "group" else (problem.n, problem.m)
     tiles, beside = -(-across // step), -(-along // (columns if kind == "group" else rows))
-    return -(-tiles // width) if tiles % width and beside > 1 else 0
+    always_full = width == 1 and not traits.decides_raster
+    return -(-tiles // width) if (tiles % width or always_full) and beside > 1 else 0
 
 
 def _has_groups(traits: LaunchTraits) -> bool:
