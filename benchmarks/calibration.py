@@ -75,7 +75,7 @@ from hgemm.model.calibrated import (
     wave_class,
 )
 from hgemm.model.predict import fits
-from hgemm.model.trees import FEATURES, LEAF, MOST, Tree
+from hgemm.model.trees import FEATURES, LEAF, MAX_CHANGE, Tree
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.problem import LAYOUTS, Kind
 from hgemm.selection_query import SelectionQuery, Target
@@ -414,7 +414,7 @@ def refinements(trees: Sequence[Tree], found: np.ndarray) -> np.ndarray:
             step = np.where(found[every, feature] <= nodes[at, 1], 1, nodes[at, 2])
             at = at + np.where(feature == LEAF, 0, step)
         total += nodes[at, 1]
-    return 1 + np.clip(total, -MOST, MOST) / TREE_ONE
+    return 1 + np.clip(total, -MAX_CHANGE, MAX_CHANGE) / TREE_ONE
 
 
 def wave_places(launches: Launches, rows: Sequence[Row]) -> np.ndarray:

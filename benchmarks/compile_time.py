@@ -183,7 +183,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--ours", default=OURS, help="our command, with {python}, {arch}, {stages} and {library}; '' leaves it out"
     )
-    parser.add_argument("--batch", default=OURS_BATCH, help="our command for many variants at once; '' leaves it out")
+    parser.add_argument("--batch", default=OURS_BATCH, help="our command for many kernels at once; '' leaves it out")
     parser.add_argument(
         "--tool-python",
         type=named,

@@ -306,7 +306,7 @@ def build_command(
 
 
 @main.command("run")
-@click.option("--library", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of variants.")
+@click.option("--library", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of kernels.")
 @click.option("--kernels", "names", default="", help="Globs over their names.")
 @click.option("--cutlass", type=click.Path(path_type=Path, exists=True), required=True, help="What `build` wrote.")
 @click.option("--cutlass-filter", default="*_sw8", show_default=True, help="Its kernels; _swN is the raster's width.")

@@ -46,9 +46,9 @@ from hgemm.record import PTX_NAME
 
 def executed(symbol: str, library: Path, arch: int, seed: int, count: int) -> dict[str, str]:
     """Return the digests of a kernel's results on the CPU executor, by product, or the error."""
-    made, variant = host_toolchain(), Library(library).load(symbol)
-    traits = replace(LaunchTraits.of(variant.record.data), arch=f"sm_{arch}")
-    ptx = variant.artefacts[PTX_NAME].decode()
+    made, stored = host_toolchain(), Library(library).load(symbol)
+    traits = replace(LaunchTraits.of(stored.record.data), arch=f"sm_{arch}")
+    ptx = stored.artefacts[PTX_NAME].decode()
     try:
         executable = SandboxedExecutable(made.executable(symbol, ptx), made.runner(), ptx)
         kernel = EmulatedKernel(traits, executable, (Adversary("late", "ahead_low", 1),))

@@ -175,11 +175,11 @@ def built(options: dict[str, str], library: Library) -> str:
 
 def rows_of(name: str, symbol: str, library: Library, args: argparse.Namespace) -> Iterator[dict[str, object]]:
     """Yield a row for each fault of a kernel that is run."""
-    made, variant = host_toolchain(), library.load(symbol)
+    made, stored = host_toolchain(), library.load(symbol)
     ways = [way for way in args.only.split(",") if way]
-    faults = [one for one in faults_of(variant.artefacts[PTX_NAME].decode()) if not ways or one.way in ways]
+    faults = [one for one in faults_of(stored.artefacts[PTX_NAME].decode()) if not ways or one.way in ways]
     faults = spread(faults, args.most)
-    requests = [request_of(made, one.ptx.encode(), variant.record.data, args.shapes) for one in faults]
+    requests = [request_of(made, one.ptx.encode(), stored.record.data, args.shapes) for one in faults]
     for fault, (outcome, _) in zip(faults, workers(args.jobs, TIMEOUT_S).check_all(requests), strict=True):
         found = found_by(outcome)
         print(f"{name:30}{fault.way:7}{fault.line:6}  {found:32}  {fault.instruction}", file=sys.stderr)

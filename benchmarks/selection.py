@@ -245,7 +245,7 @@ def data_of(document: Mapping[str, Any], library: Path, arch: str) -> dict[str, 
     measured = set.intersection(*(set(result["screened_us"]) for result in results))
     symbols = sorted(symbol for symbol in measured if records[symbol].data["arch"] == arch)
     return {
-        "what": f"Times of {len(symbols)} variants on {len(results)} random problems, screened in turns",
+        "what": f"Times of {len(symbols)} kernels on {len(results)} random problems, screened in turns",
         "device": document["device"],
         "capability": int("".join(digit for digit in arch if digit.isdigit())),
         "sms": document["sms"],
@@ -366,7 +366,7 @@ def problems_command(seed: int, count: int) -> None:
 @main.command("times")
 @click.argument("document", type=_PATH)
 @click.option("--library", type=_PATH, required=True)
-@click.option("--arch", required=True, help="Keep the variants of this architecture: sm_90a.")
+@click.option("--arch", required=True, help="Keep the kernels of this architecture: sm_90a.")
 @click.option("--json", "json_path", type=_PATH, required=True, help="Write the times there.")
 def times_command(document: Path, library: Path, arch: str, json_path: Path) -> None:
     """Write the times in DOCUMENT, the output of `hgemm bench --json`, as a file of benchmarks/data."""

@@ -104,7 +104,7 @@ def prepare(folder: Path, jobs: int) -> int:
         emulation = Emulation(library, replace(made, templates=templates), shapes, jobs=jobs, force=True)
         found = list(emulation.outcomes([outcome.symbol for outcome in outcomes]))
         cases.extend(case for outcome in found for case in _cases(name, outcome))
-        print(f"{name}: {len(found)} variants, {sum(one.passed for one in found)} without a finding", flush=True)
+        print(f"{name}: {len(found)} kernels, {sum(one.passed for one in found)} without a finding", flush=True)
 
     wanted = [{**base, **change} for base in _BASES for change in _CHANGES]
     wanted += [{"arch": "sm_90a", **change} for change in _WGMMA]

@@ -1,3 +1,3 @@
-"""The HGEMM generator: from a spec to a compiled, inspected and registered kernel."""
+"""The HGEMM generator: from a spec to a compiled, inspected and stored kernel."""
 
 __version__ = "0.1.0"

@@ -552,6 +552,7 @@ OVERLAP_EIGHTHS = 5
 
 
 MAX_ALIGNMENT = 512
+"""Trees do not tell larger alignments apart."""
 
 
 def features_of(row: Row, query: SelectionQuery, target: Target, clocks: int) -> tuple[int, ...]:
@@ -652,8 +653,8 @@ MIN_SPLIT_K_TILES = 4
 MAX_SPLIT_WAVES = 2
 """Waves of CTAs beyond which more splits gain nothing."""
 GROUPS = (1, 2, 4, 8, 16, 32)
-LEAST_PANEL = 4
-"""The least columns of tiles of a panel by default. Narrower panels were not measured."""
+MIN_PANEL = 4
+"""Columns of tiles of a panel, at least, by default. Narrower panels were not measured."""
 
 
 def candidate_options(row: Row, query: SelectionQuery, target: Target) -> list[LaunchOptions]:
@@ -677,7 +678,7 @@ def candidate_options(row: Row, query: SelectionQuery, target: Target) -> list[L
 
 def default_options(row: Row, query: SelectionQuery, target: Target) -> LaunchOptions:
     """Return the options that a launch takes if none are given or measured: the splits with the lowest estimate, and the default
-    group.
+    order of tiles.
 
     The exported C library takes the same ones (templates/capi/src/select.c).
     """
@@ -696,11 +697,11 @@ Source: the registers %smid of CTAs on an H100 and an H200. Six of their GPCs ha
 GPC_SMS = len(GPCS[1])
 STRIPS = (1, 2, 3, 4, 8, 16)
 MOST_WAVES = 2
-"""With more waves, the order gains little over the default group. Source: docs/performance-notes.md."""
+"""With more waves, the order gains little over the default one. Source: docs/performance-notes.md."""
 
 
 def default_raster(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
-    """Return the order of tiles of a launch: the best one in one or two waves, else the default group."""
+    """Return the order of tiles of a launch: the best one in one or two waves, else groups or panels."""
     if options.splits > 1 or not has_gpcs(row, query, target):
         return default_strips(row, target, panels=options.splits == 1 and query.batch == 1)
     return orders_of_waves(row, query)[0]
@@ -782,7 +783,7 @@ def default_strips(row: Row, target: Target, panels: bool) -> int:
     clusters = max(1, sms_used(row, target) // (row.cluster_m * row.cluster_n))
     in_panels = panels and _private(row) == (False, True)
     inner, outer = (across, down) if in_panels else (down, across)
-    widths = [width for width in GROUPS if width >= LEAST_PANEL or not in_panels]
+    widths = [width for width in GROUPS if width >= MIN_PANEL or not in_panels]
     width = min(widths, key=lambda width: width * inner + _ceil_div(clusters, width) * outer)
     return -width if in_panels else width
 

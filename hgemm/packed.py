@@ -88,7 +88,7 @@ def read_pack(library: Path) -> tuple[PackedLayer, ...]:
 
 
 def add_pack(library: Path, layers: Iterable[PackedLayer]) -> None:
-    """Add layers to the file of a library. A layer that the file has already keeps its rows, too.
+    """Add layers to the file of a library. If the file already has a layer, its range of rows grows to include both.
 
     A malformed file is replaced. Raises LibraryError if it cannot be written.
     """

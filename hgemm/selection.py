@@ -44,7 +44,7 @@ from hgemm.invariance import (
 )
 from hgemm.locations import library_suffix
 from hgemm.measured_options import MeasuredOptions, options_of
-from hgemm.model.trees import MOST
+from hgemm.model.trees import MAX_CHANGE
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import (
     CORRECTED_LIMIT,
@@ -193,13 +193,14 @@ class Selector:
         def refined(row: int) -> int:
             return corrected(row, refined_clocks(self.table.rows[row], query, self.target, clocks[row]))
 
+        # Trees cannot make a row outside `near` the best. Twice MAX_CHANGE leaves room for rounding.
         least = min(corrected(row, its) for row, its in clocks.items())
         near = (
             row
             for row, its in clocks.items()
-            if (TREE_ONE - MOST) * corrected(row, its) <= (TREE_ONE + 2 * MOST) * least
+            if (TREE_ONE - MAX_CHANGE) * corrected(row, its) <= (TREE_ONE + 2 * MAX_CHANGE) * least
         )
-        best = min(near, key=refined)  # trees cannot make another row the best
+        best = min(near, key=refined)
         if survey and best in factors:
             alike = (one for one in survey.problems if one.straddles(query.kind) == (query.straddling > 0))
             similar = min(alike, key=lambda problem: distance(problem.point, query.point))

@@ -91,12 +91,12 @@ def kernels_folder(work: Path, library: Path) -> Path:
     shutil.copy(HERE / "kernels" / "package.py", package / "__init__.py")
     shutil.copytree(ROOT / "hgemm", folder / "hgemm", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "version").write_text(version())
-    for variant in sorted(library.iterdir()):
-        if (variant / "record.json").is_file():
-            place = package / "library" / variant.name
+    for kernel in sorted(library.iterdir()):
+        if (kernel / "record.json").is_file():
+            place = package / "library" / kernel.name
             place.mkdir(parents=True)
             for name in LIBRARY_FILES:
-                shutil.copy(variant / name, place)
+                shutil.copy(kernel / name, place)
     exported = work / "export"
     shutil.rmtree(exported, ignore_errors=True)
     run(*HGEMM, "export", "--library", library, "--to", exported, "--cc", c_compiler(work))

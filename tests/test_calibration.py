@@ -30,7 +30,7 @@ from hgemm.dispatch_table import (
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import ONE, PATH, TERMS, calibration, group_of, identity, parse_calibration, span_of
 from hgemm.model.predict import fits
-from hgemm.model.trees import FEATURES, LEAF, MOST, numbers_of, parse_tree, refinement
+from hgemm.model.trees import FEATURES, LEAF, MAX_CHANGE, numbers_of, parse_tree, refinement
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.problem import Kind
 from hgemm.selection import SHIPPED, Selector
@@ -360,7 +360,7 @@ def test_boosted_trees_learn_what_two_features_do_together() -> None:
 
 
 def test_trees_change_an_estimate_by_a_limited_part() -> None:
-    for value, limit in ((10 * TREE_ONE, TREE_ONE + MOST), (-10 * TREE_ONE, TREE_ONE - MOST)):
+    for value, limit in ((10 * TREE_ONE, TREE_ONE + MAX_CHANGE), (-10 * TREE_ONE, TREE_ONE - MAX_CHANGE)):
         assert refinement([((LEAF, value, 0),)], [0] * len(FEATURES)) == limit
 
 

@@ -141,7 +141,7 @@ def call(folder: Path, *arguments: object) -> Result:
 # ---- Without a GPU --------------------------------------------------------------------------------------------------
 
 
-def test_without_arguments_systems_and_steps_are_listed(tmp_path: Path) -> None:
+def test_without_arguments_ladders_and_steps_are_listed(tmp_path: Path) -> None:
     assert call(tmp_path).stdout.splitlines() == [
         "x: A ladder of two (nowhere), sm_80",
         "  x/slow   the beginning",

@@ -245,7 +245,7 @@ def test_one_that_spills_is_refused_with_the_figures_unless_allowed(settings: Se
     (plan,) = (candidate.plan for candidate in sweep([SPILLING]).candidates)
     ((_, refused),) = make([plan], settings, processes=1)
     assert refused.status == "failed" and refused.record is None and settings.library.rows() == []
-    assert "differs from its plan and is not registered: LDL " in refused.error and "B spilled" in refused.error
+    assert "differs from its plan and is not stored: LDL " in refused.error and "B spilled" in refused.error
     assert refused.error.endswith(f". {advice_on_spills(plan)}") and "Try --" in refused.error
     allowing = replace(settings, allow_spills=True)
     ((_, spilled),) = make([plan], allowing, processes=1)

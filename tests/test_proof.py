@@ -210,7 +210,7 @@ def test_what_fails_is_not_registered(
         monkeypatch.setattr(emulate, "templates_folder", lambda: templates)
         options = [word for name, text in ONE.items() for word in (f"--{name}", text)]
         result = invoke(generate_command, *options, "--verify", "emulate", "--library", tmp_path / "lib", "-q")
-    assert result.exit_code == 1 and "fails its check and is not registered: " in result.stderr
+    assert result.exit_code == 1 and "fails its check and is not stored: " in result.stderr
     assert "bounds at kernel.ptx:" in result.stderr and "(warp_epilogue.cuh:" in result.stderr
     assert "write of" in result.stderr and "[st.global" in result.stderr
     assert not [*Library(tmp_path / "lib").rows()]

@@ -29,9 +29,7 @@ from hgemm.launch_traits import LaunchTraits
 COMPILED = 3
 """Recipes that a run of the tests compiles; which ones changes with the commit."""
 
-every_ladder = pytest.mark.parametrize(
-    "published_ladder", [*map(load_ladder, ladder_names())], ids=lambda published: published.name
-)
+every_ladder = pytest.mark.parametrize("published", [*map(load_ladder, ladder_names())], ids=lambda one: one.name)
 OURS = [step for step in steps() if step.baseline_kernel is None]
 every_step = pytest.mark.parametrize("step", OURS, ids=lambda step: step.path)
 
@@ -59,8 +57,8 @@ def test_a_recipe_is_legal_and_leaves_no_field_that_every_record_has_to_be_plann
 
 
 @every_ladder
-def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_no_other(published_ladder) -> None:
-    ours = [step for step in published_ladder.steps if step.baseline_kernel is None]
+def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_no_other(published) -> None:
+    ours = [step for step in published.steps if step.baseline_kernel is None]
     for before, step in zip(ours, ours[1:]):
         old, new = (candidate_of(one).plan.spec.to_dict() for one in (before, step))
         differing = {name for name in new if new[name] != old[name]}
@@ -71,16 +69,16 @@ def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_
 
 
 @every_ladder
-def test_the_steps_of_a_system_compute_the_same_problem(published_ladder) -> None:
-    specs = [candidate_of(step).plan.spec for step in published_ladder.steps if step.baseline_kernel is None]
+def test_the_steps_of_a_ladder_compute_the_same_problem(published) -> None:
+    specs = [candidate_of(step).plan.spec for step in published.steps if step.baseline_kernel is None]
     assert len({(spec.layout, spec.dtype_a, spec.dtype_b, spec.dtype_d) for spec in specs}) == 1
-    assert published_ladder.shapes and all(shape.count("x") == 2 for shape in published_ladder.shapes)
+    assert published.shapes and all(shape.count("x") == 2 for shape in published.shapes)
 
 
 @every_ladder
-def test_a_ladder_is_legal_on_its_own_architecture_and_on_hopper(published_ladder) -> None:
-    assert ladder_on(published_ladder, published_ladder.arch).arch == published_ladder.arch
-    assert ladder_here(published_ladder, (9, 0)).arch == "sm_90"
+def test_a_ladder_is_legal_on_its_own_architecture_and_on_hopper(published) -> None:
+    assert ladder_on(published, published.arch).arch == published.arch
+    assert ladder_here(published, (9, 0)).arch == "sm_90"
 
 
 def test_where_a_step_is_illegal_the_publications_architecture_is_taken() -> None:
@@ -99,10 +97,8 @@ PARTS = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_every_published_part_of_cublas_is_that_of_its_rate(name: str) -> None:
-    published_ladder = load_ladder(name)
-    told = zip(
-        (step.name for step in published_ladder.steps), published_of(published_ladder, published_ladder.shapes[0])
-    )
+    published = load_ladder(name)
+    told = zip((step.name for step in published.steps), published_of(published, published.shapes[0]))
     assert {step: round(100 * one["of_cublas"], 1) for step, one in told if one["of_cublas"]} == PARTS[name]
 
 
@@ -112,7 +108,7 @@ def test_a_rate_is_of_its_problem() -> None:
     assert published_of(load_ladder("s3"), "8192x8192x4096")[-1] == dict.fromkeys(last)
 
 
-def test_all_emit_and_no_two_of_a_system_are_the_same_kernel() -> None:
+def test_all_emit_and_no_two_of_a_ladder_are_the_same_kernel() -> None:
     templates = templates_folder()
     kernels = [emit(candidate_of(step).plan, templates) for step in OURS]
     assert len({kernel.symbol for kernel in kernels}) == len(kernels)
@@ -164,7 +160,7 @@ def test_a_name_that_no_recipe_has_is_refused_with_the_nearest() -> None:
         load_ladder("s0")
 
 
-def test_shells_complete_names_and_whole_systems() -> None:
+def test_shells_complete_names_and_whole_ladders() -> None:
     assert [*complete("s1/3.")] == ["s1/3.0", "s1/3.1", "s1/3.2", "s1/3.3", "s1/3.4"] and "s1/*" in complete("s")
     assert complete("nothing") == []
 
@@ -193,12 +189,10 @@ ratio = 1.5
 
 def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(GOOD)
-    published_ladder = read_ladder(tmp_path / "x.toml")
-    assert published_ladder.shapes == ("64x64x64", "64x32x16") and published_ladder.steps[1].path == "x/2"
-    assert published_ladder.steps[1].texts == {"arch": "sm_80", "stages": "2"} and published_ladder.steps[
-        1
-    ].changed == ("stages",)
-    first, second = published_of(published_ladder, "64x64x64")
+    published = read_ladder(tmp_path / "x.toml")
+    assert published.shapes == ("64x64x64", "64x32x16") and published.steps[1].path == "x/2"
+    assert published.steps[1].texts == {"arch": "sm_80", "stages": "2"} and published.steps[1].changed == ("stages",)
+    first, second = published_of(published, "64x64x64")
     assert first == {"tflops": 5.0, "over_before": None, "of_cublas": 0.5}
     assert second == {"tflops": None, "over_before": 1.5, "of_cublas": None}
 

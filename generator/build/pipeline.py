@@ -95,7 +95,7 @@ def _described(content: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build. `prover`, if given, checks each kernel before it is registered."""
+    """Options of a build. `prover`, if given, checks each kernel before it is stored."""
 
     templates: Path
     allow_spills: bool = False
@@ -200,7 +200,7 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
     seconds = {"emit": prepared.seconds, "compile": built.seconds, "inspect": inspect_seconds}
     total = sum(seconds.values())
     if inspection.violations:
-        error = f"{symbol} differs from its plan and is not registered: {'; '.join(inspection.violations)}"
+        error = f"{symbol} differs from its plan and is not stored: {'; '.join(inspection.violations)}"
         if inspection.resources.spill_bytes and (advice := advice_on_spills(prepared.kernel.plan)):
             error = f"{error}. {advice}"
         return Product(symbol, "failed", total, error=error, spills=bool(inspection.resources.spill_bytes))
@@ -210,7 +210,7 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
         if prover:
             data = with_proof(data, prover.proof(built.compiled.ptx, data))
     except ProofError as error:
-        message = f"{symbol} fails its check and is not registered: {error}"
+        message = f"{symbol} fails its check and is not stored: {error}"
         return Product(symbol, "failed", total + time.perf_counter() - began, error=message)
     status = "spilled" if spills(inspection) else "proved" if prover else "built"
     files = artefacts_of(prepared.kernel, built.compiled)

@@ -230,7 +230,7 @@ class _Row:
 
     cells: Mapping[str, Scalar]
     error: str
-    registered: bool
+    stored: bool
 
 
 def _rows(made: Iterator[Made], tell: OnOutcome) -> tuple[list[_Row], list[Plan]]:
@@ -271,7 +271,7 @@ def _print_records(rows: Sequence[_Row], library: Library) -> None:
     """Print the records as one JSON list, each read from the library."""
     between = "["
     for row in rows:
-        if row.registered:
+        if row.stored:
             record = library.load(str(row.cells["symbol"]), verify=False).record
             click.echo(between + json.dumps(record.data, sort_keys=True), nl=False)
             between = ",\n "

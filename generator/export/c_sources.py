@@ -18,7 +18,7 @@ from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_stored
 from hgemm.measured_options import MeasuredOptions, Place
 from hgemm.model.calibrated import DRAM_GBYTES_PER_S, ONE, WAVE_BOUNDS, WAVE_CLASSES, calibration
-from hgemm.model.trees import MOST, Tree
+from hgemm.model.trees import MAX_CHANGE, Tree
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import ESTIMATE_WEIGHTS, NEAREST, WEIGHTS, relative_ratios
 from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, LaunchOptions
@@ -198,7 +198,7 @@ def table_h(table: DispatchTable, version: str, flags: int = 0, epilogues: int =
         "TREE_COUNT": len(trees),
         "NODE_COUNT": sum(map(len, trees)),
         "TREE_ONE": TREE_ONE,
-        "TREE_MOST": MOST,
+        "TREE_MAX_CHANGE": MAX_CHANGE,
         "DRAM_GBYTES_PER_S": DRAM_GBYTES_PER_S,
         **COUNTS,
         "ALWAYS_FLAGS": flags,
@@ -230,7 +230,7 @@ def table_c(table: DispatchTable, traits: Mapping[str, LaunchTraits], images: Im
     orders = [str(row) for problem in problems for row in problem.order]
     epilogues = [_epilogue(one) for one in epilogues_of(traits.values())]
     trees = _trees(table)
-    nodes = [f"{{{feature}, {bound}, {right}}}" for tree in trees for feature, bound, right in tree]
+    nodes = [f"{{{bound}, {feature}, {right}}}" for tree in trees for feature, bound, right in tree]
     roots = accumulate(map(len, trees), initial=0)
     ratios = [
         ", ".join(f"{{{row}, {ratio}}}" for row, ratio in relative_ratios(dict(problem.ratios)).items())

@@ -162,7 +162,7 @@ def _plan(step: Step, arch: str) -> Plan:
 
 
 def ladder_here(published_ladder: PublishedLadder, capability: tuple[int, int]) -> Ladder:
-    """Plan a ladder for a device's architecture. If a step is illegal there, plan for the system's own; its PTX may run."""
+    """Plan a ladder for a device's architecture. If a step is illegal there, plan for its own architecture, whose PTX may run."""
     name = "sm_{}{}".format(*capability)
     if name in ARCHS:
         try:

@@ -139,7 +139,7 @@ def load_ladder(name: str) -> PublishedLadder:
 
 
 def read_ladder(path: Path) -> PublishedLadder:
-    """Read a system's file. Raises: RequestError that names the file and the mistake."""
+    """Read the file of a ladder. Raises: RequestError that names the file and the mistake."""
     document = read_toml(path)
     _check(document, {**_SYSTEM_FIELDS, **_SYSTEM_EXTRAS}, _SYSTEM_FIELDS, f"{path}")
     return PublishedLadder(

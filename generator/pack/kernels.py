@@ -29,7 +29,7 @@ from generator.tuning import planned_record, plans_of
 from hgemm.dispatch_table import Row, estimate_clocks, kind_of, launch_clocks, refined_clocks, row_of
 from hgemm.dtypes import type_word
 from hgemm.launch_traits import LaunchTraits
-from hgemm.model.trees import MOST
+from hgemm.model.trees import MAX_CHANGE
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import extents_between
 from hgemm.packed import ROWS, PackedLayer, add_pack
@@ -44,7 +44,7 @@ MAX_LOSS = 0.03
 Source: benchmarks/data, four files of measured problems on an H200. Kernels that cover with a predicted loss of 0, 3, 5 and 10 %,
 selected by estimates, reach 96, 95, 94 and 94 % of the speed of the best measured kernel.
 """
-NEAR = (TREE_ONE + MOST) / (TREE_ONE - MOST)
+NEAR = (TREE_ONE + MAX_CHANGE) / (TREE_ONE - MAX_CHANGE)
 """Trees may make a candidate the best if its estimate is at most this multiple of the lowest one."""
 INPUTS = tuple(word for word in TYPES if word != "f32")
 """The types that kernels multiply."""

@@ -265,7 +265,7 @@ _SOLO_BLOCKS = 4
 _ROUGH_AGAIN = 3
 _HOST_MS = 0.03
 """Shorter launches are timed by graphs only: launches from the host are too slow to compare them."""
-_MIN_MS = 1e-4
+MIN_MS = 1e-4
 MEMORY = "memory kernel"
 """Name of the kernel between products, which is timed alone, too."""
 
@@ -508,7 +508,7 @@ def without_memory(times: Mapping[str, Sequence[float]]) -> dict[str, list[float
     """Return the times of the contenders, less the memory-bound kernel's time of the same sample or round."""
     memory = times.get(MEMORY)
     return {
-        name: [max(ms - memory[at], _MIN_MS) for at, ms in enumerate(of_name)] if memory else [*of_name]
+        name: [max(ms - memory[at], MIN_MS) for at, ms in enumerate(of_name)] if memory else [*of_name]
         for name, of_name in times.items()
         if name != MEMORY
     }

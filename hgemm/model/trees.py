@@ -8,7 +8,6 @@ extents and on the kernel. The sum of their values changes an estimate by a part
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hgemm.checks import Mismatch
 
@@ -20,8 +19,8 @@ FEATURES = (
 """What a node may compare. See hgemm.dispatch_table.features_of for their values."""
 ONE = 1 << 14
 """A factor of 1."""
-MOST = ONE * 15 // 100
-"""A factor is at most so much below or above ONE."""
+MAX_CHANGE = ONE * 15 // 100
+"""The most that trees add to ONE, or subtract from it."""
 MAX_NODES = 1 << 16
 LEAF = -1
 BOUND_LIMIT = 2**31 - 1
@@ -43,7 +42,7 @@ def refinement(trees: Sequence[Tree], features: Sequence[int]) -> int:
             at += 1 if features[feature] <= bound else right
             feature, bound, right = tree[at]
         total += bound
-    return ONE + min(max(total, -MOST), MOST)
+    return ONE + min(max(total, -MAX_CHANGE), MAX_CHANGE)
 
 
 def parse_tree(numbers: Sequence[int]) -> Tree:
@@ -61,6 +60,6 @@ def parse_tree(numbers: Sequence[int]) -> Tree:
     return tree
 
 
-def numbers_of(tree: Tree) -> list[Any]:
+def numbers_of(tree: Tree) -> list[int]:
     """Return the list that `parse_tree` reads."""
     return [number for node in tree for number in node]

@@ -14,6 +14,7 @@ from typing import Any
 from hgemm.bench.contenders import one_per_kernel, options_to_try, rasters_to_try, symbol_of
 from hgemm.bench.measure import (
     CONTINUOUS,
+    MIN_MS,
     OURS,
     BenchContext,
     OutputSample,
@@ -472,7 +473,7 @@ def _measure_alone(
     race.prepare(names, race.protocol.rounds)
     times: dict[str, list[float]] = {name: [] for name in names}
     for name in (*names, *reversed(names)):
-        times[name].append(statistics.fmean(race.solo(name)) - race.memory_ms)
+        times[name].append(max(statistics.fmean(race.solo(name)) - race.memory_ms, MIN_MS))
     looks = {}
     for name in close:
         first, second = (its / other - 1 for its, other in zip(times[selected], times[name]))

@@ -87,9 +87,9 @@ typedef struct hgemm_survey {
 } hgemm_survey;
 
 typedef struct hgemm_node { /* of a tree that refines estimates: see hgemm/model/trees.py */
-  int16_t feature;  /* -1 for a leaf */
-  int32_t bound;    /* the left child is next if the feature is at most this; the value of a leaf */
-  uint16_t right;   /* the distance to the right child */
+  int32_t bound;   /* the left child is next if the feature is at most this; the value of a leaf */
+  int16_t feature; /* -1 for a leaf */
+  uint16_t right;  /* the distance to the right child */
 } hgemm_node;
 
 extern hgemm_epilogue const hgemm_epilogues[HGEMM_EPILOGUE_COUNT + 1]; /* the last one has no hash */

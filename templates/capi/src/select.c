@@ -23,7 +23,8 @@ enum { OF_KERNEL = 2 }; /* a value of hgemm_row.calibration */
 enum { COUNTER_BYTES = 4, PARTIAL_TILES_PER_CTA = 2, PANEL_ROWS = 16, AGAIN_BITS = 12 };
 
 /* The options of launches that decide their splits and raster. */
-enum { MIN_SPLIT_K_TILES = 4, MAX_SPLIT_WAVES = 2, SPLITS_COUNT = 14, GROUPS_COUNT = 6, LEAST_PANEL = 2 /* place of 4 in GROUPS */ };
+enum { MIN_SPLIT_K_TILES = 4, MAX_SPLIT_WAVES = 2, SPLITS_COUNT = 14, GROUPS_COUNT = 6 };
+enum { FIRST_PANEL = 2 }; /* index in GROUPS: by default, a panel has at least 4 columns of tiles */
 static uint32_t const SPLITS[SPLITS_COUNT] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64};
 static uint32_t const GROUPS[GROUPS_COUNT] = {1, 2, 4, 8, 16, 32};
 enum { TEGRA = 87, SMEM_RESERVED_BYTES_PER_CTA = 1024 };
@@ -373,6 +374,7 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
 }
 
 enum { MAX_ALIGNMENT = 512 };
+enum { ROUNDING = 16 }; /* of refined estimates, in units of HGEMM_TREE_ONE: less than 1 clock of 1,000 */
 
 /* Returns the largest power of two that divides an extent, at most MAX_ALIGNMENT. */
 static int64_t power_of_2(int64_t x) { return (x | MAX_ALIGNMENT) & -(x | MAX_ALIGNMENT); }
@@ -400,7 +402,7 @@ static uint64_t refined(hgemm_target const *target, uint32_t index, hgemm_query 
       sum += node->bound;
     }
   }
-  sum = sum > HGEMM_TREE_MOST ? HGEMM_TREE_MOST : sum < -HGEMM_TREE_MOST ? -HGEMM_TREE_MOST : sum;
+  sum = sum > HGEMM_TREE_MAX_CHANGE ? HGEMM_TREE_MAX_CHANGE : sum < -HGEMM_TREE_MAX_CHANGE ? -HGEMM_TREE_MAX_CHANGE : sum;
   return clocks * (uint64_t)(HGEMM_TREE_ONE + sum) / HGEMM_TREE_ONE;
 }
 
@@ -746,7 +748,7 @@ static int32_t best_strips(hgemm_target const *target, hgemm_query const *q, hge
   uint32_t const clusters = fitting > 1 ? fitting : 1;
   int const single = q->batch == 1 && found->splits == 1, in_panels = single && row->cluster_n > 1 && row->cluster_m == 1;
   uint32_t const inner = in_panels ? across : down, outer = in_panels ? down : across;
-  uint32_t best = in_panels ? LEAST_PANEL : 0;
+  uint32_t best = in_panels ? FIRST_PANEL : 0;
   for (uint32_t i = best + 1; i < GROUPS_COUNT; ++i) {
     uint32_t const loaded = GROUPS[i] * inner + ceil_div(clusters, GROUPS[i]) * outer;
     if (loaded < GROUPS[best] * inner + ceil_div(clusters, GROUPS[best]) * outer) best = i;
@@ -924,7 +926,7 @@ static hgemm_selected best_measured(hgemm_target const *target, hgemm_query cons
 static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query const *q, Nearby *nearby, uint8_t mode,
                                      hgemm_order const *order) {
   hgemm_selected best = NONE;
-  Limit limit = NO_LIMIT; /* of estimates before trees refine them: the best one, as much more as trees may change */
+  Limit limit = NO_LIMIT; /* trees cannot lower an estimate from this limit on below `least` */
   uint64_t least = UINT64_MAX;
   uint32_t const provided = provided_by(q);
   Size const size = size_of(q);
@@ -945,7 +947,7 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
       clocks = refined(target, index, q, size, tiles, clocks);
       if (corrected(clocks, limit.factor) < least) {
         least = corrected(clocks, limit.factor);
-        limit.best = least / (HGEMM_TREE_ONE - HGEMM_TREE_MOST - 1) * HGEMM_TREE_ONE + HGEMM_TREE_ONE;
+        limit.best = least / (HGEMM_TREE_ONE - HGEMM_TREE_MAX_CHANGE - ROUNDING) * HGEMM_TREE_ONE + HGEMM_TREE_ONE;
         best.row = index, best.tiles = tiles, best.clocks = clocks;
         best.rule = factor > 0 ? HGEMM_RULE_NEAR : row->calibration == OF_KERNEL ? HGEMM_RULE_SHIPPED : HGEMM_RULE_ESTIMATED;
       }
