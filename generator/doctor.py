@@ -19,9 +19,11 @@ from generator.proof.executor import NoCompiler, NoCompilerInstalled
 from generator.proof.jobs import host_toolchain
 from generator.store.library import Library
 from generator.tables import counted
-from hgemm.library import scan
+from hgemm.library import scan, without_record
+from hgemm.record import CUBIN_NAME, RECORD_NAME
 
 OK, WARN, FAIL = "ok", "warn", "fail"
+_MAX_NAMES = 5
 WHEELS = {
     "nvidia-cutlass": "4.2.",
     "nvidia-cuda-runtime": "13.0.",
@@ -142,14 +144,23 @@ def _library(folder: Path) -> Iterator[Check]:
         )
         return
     library, damaged = Library(folder), []
-    symbols = scan(folder)
+    symbols, incomplete = scan(folder), without_record(folder)
     for symbol in symbols:
         try:
             library.load(symbol)
         except LibraryError as error:
             damaged.append(str(error))
-    sound = f"{folder}: {counted(len(symbols) - len(damaged), 'kernel')}, all hashes correct"
-    yield Check("library", OK, sound)
+    if damaged:
+        yield Check("library", FAIL, f"{folder}: {len(damaged)} of {counted(len(symbols), 'kernel')} cannot be used")
+    elif symbols:
+        yield Check("library", OK, f"{folder}: {counted(len(symbols), 'kernel')}, all hashes correct")
+    else:
+        yield Check("library", WARN, f"{folder} has no kernels", "run `generate`")
+    if incomplete:
+        have, names = "have" if len(incomplete) > 1 else "has", ", ".join(incomplete[:_MAX_NAMES])
+        more = f" and {len(incomplete) - _MAX_NAMES} more" if len(incomplete) > _MAX_NAMES else ""
+        found = f"{counted(len(incomplete), 'folder')} {have} {CUBIN_NAME} but no {RECORD_NAME} ({names}{more})"
+        yield Check("library", WARN, found, "run the commands that made them again")
     yield from (Check("library", FAIL, *_split(error)) for error in damaged)
 
 

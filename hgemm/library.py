@@ -136,6 +136,21 @@ def scan(library: Path) -> dict[str, str]:
     return stamps
 
 
+def without_record(library: Path) -> list[str]:
+    """Return the folders of compiled kernels whose record is missing, sorted by name. `scan` ignores them.
+
+    Raises: LibraryError as `scan`.
+    """
+    require_library(library)
+    with disk_errors("read the library", library), os.scandir(library) as entries:
+        folders = [entry for entry in entries if is_symbol(entry.name) and entry.is_dir(follow_symlinks=False)]
+    return sorted(
+        entry.name
+        for entry in folders
+        if os.path.lexists(f"{entry.path}/{CUBIN_NAME}") and not os.path.lexists(f"{entry.path}/{RECORD_NAME}")
+    )
+
+
 def read_stored(library: Path, symbol: str, verify: bool = True) -> StoredKernel:
     """Read the record of a kernel and, if `verify`, its artefacts, whose hashes are checked.
 

@@ -231,6 +231,8 @@ _COVERAGE = fields(
     },
     others=plain,
 )
+_MAX_ERROR = 1e39
+"""A limit that the difference of any two finite float32 numbers meets."""
 PROVED = {
     "mma_per_k_tile": _COUNT.about("Tensor instructions per warp (wgmma: per warpgroup) and k-tile."),
     "bank_conflicts": _COUNT.about("Bank conflicts per stage that the layout predicts."),
@@ -239,7 +241,7 @@ PROVED = {
     "seed": _COUNT.about("Seed of the random choices of the run."),
     "barriers_per_k_tile": number().about("Barriers of a CTA per k-tile."),
     "bytes_per_k_tile": number().about("Bytes that a CTA loads per k-tile.", "B"),
-    "max_error": number().about("Largest error against float64."),
+    "max_error": number(high=_MAX_ERROR).about("Largest error against float64."),
     "max_bound_ratio": number().about("Largest ratio of an error to its bound."),
     "emulate_seconds": number().about("Time of the run on the CPU.", "s"),
     "sectors_per_request": number().about("Sectors of 32 bytes per global access of a warp, on average."),
@@ -452,6 +454,15 @@ class Record:
     def flat(self) -> dict[str, Scalar]:
         """Return the columns of filters and tables."""
         return flatten(self.data)
+
+
+def proof_mismatch(proof: Mapping[str, Any]) -> str:
+    """Return what no record can hold of a proof, or an empty text."""
+    try:
+        _PROOF.test(proof, "proof")
+    except Mismatch as error:
+        return str(error)
+    return ""
 
 
 def validate(data: object, source: str = RECORD_NAME, library: Path | None = None) -> None:

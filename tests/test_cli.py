@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,10 @@ def test_the_table_and_the_progress(capsys, tmp_path: Path) -> None:
     progress, left_out = err.splitlines()
     assert progress.startswith("[1/1] built hgemm_sm80_tn_")
     assert left_out.startswith("generate: columns left out: ") and left_out.endswith("--columns NAMES` shows them")
+    names = left_out.removeprefix("generate: columns left out: ").partition(";")[0].replace(" ", "")
+    assert "mma_per_k_tile" in names
+    shown = hgemm(capsys, "list", "--columns", names, "--library", tmp_path / "new" / "library")
+    assert shown[0] == 0 and len(shown[1].splitlines()[1].split()) == len(names.split(","))
 
 
 SPILLING = {"arch": "sm_90a", "layout": "nt", "acc": "f16", "tile": "192x144x128", "activation": "gelu", "bias": "row"}
@@ -609,6 +614,31 @@ def test_doctor_says_what_is_here_and_what_to_do(capsys, small_library: Library)
     assert status == 0 and {check["state"] for check in checks.values()} <= {"ok", "warn"}
     assert {"python", "nvidia-cuda-nvrtc", "nvrtc", "nvdisasm", "templates", "gpu", "library"} <= {*checks}
     assert "4 kernels" in checks["library"]["found"]
+
+
+def test_doctor_counts_kernels_that_cannot_be_used_and_folders_without_a_record(
+    capsys, tmp_path: Path, small_library: Library
+) -> None:
+    folder = tmp_path / "lib"
+    shutil.copytree(small_library.folder, folder)
+    corrupt, incomplete, *_ = sorted(path.parent for path in folder.glob("*/record.json"))
+    (incomplete / "record.json").unlink()
+    (folder / "source_only").mkdir()
+    (folder / "source_only" / "kernel.cu").touch()
+
+    def library_lines() -> list[list[str]]:
+        _, out, _ = hgemm(capsys, "doctor", "--library", folder, "--json")
+        return [[check["state"], check["found"]] for check in json.loads(out) if check["name"] == "library"]
+
+    missing = ["warn", f"1 folder has kernel.cubin but no record.json ({incomplete.name})"]
+    assert library_lines() == [["ok", f"{folder}: 3 kernels, all hashes correct"], missing]
+    (corrupt / "record.json").write_text("{}")
+    first, second, third = library_lines()
+    assert first == ["fail", f"{folder}: 1 of 3 kernels cannot be used"] and second == missing
+    assert third[0] == "fail" and corrupt.name in third[1]
+    shutil.rmtree(folder)
+    folder.mkdir()
+    assert library_lines() == [["warn", f"{folder} has no kernels"]]
 
 
 def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: Path) -> None:

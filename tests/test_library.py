@@ -132,7 +132,8 @@ def test_a_changed_artefact_is_refused_by_name(library: Library, name: str) -> N
     for changed in (content[:-1] + b"?", content + b"?", b""):
         path.write_bytes(changed)
         with pytest.raises(
-            LibraryError, match=rf"one/{name} is not the file .*--force --library .*, or run `hgemm gc --lib"
+            LibraryError,
+            match=rf"one/{name} is not the file .*: run the command that made it again, or `hgemm gc --lib",
         ):
             library.load("one")
     path.unlink()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import simulated
 from click.testing import CliRunner, Result
@@ -26,12 +28,14 @@ from generator.cli import generate
 from generator.cli.library import show_command
 from generator.cli.main import generate_command
 from generator.cli.prove_catalog import chosen
+from generator.device_check import CheckOutcome, CheckWorkers
+from generator.errors import ProofError
 from generator.layouts import OperandTile, read_conflicts, write_conflicts
 from generator.proof import executor as abi
 from generator.proof import jobs as emulate
 from generator.proof.coverage import Coverage, raster_groups
 from generator.proof.executor import Adversary, Finding, HostToolchain, Launch, Report
-from generator.proof.jobs import ProofRequest, Prover, Text, check_here, request_of, workers
+from generator.proof.jobs import Emulation, ProofRequest, Prover, Text, check_here, request_of, workers
 from generator.proof.machine import (
     PERSISTENT_CTAS,
     EmulatedKernel,
@@ -54,6 +58,7 @@ from generator.proof.proving import (
 )
 from generator.spec import Smem
 from generator.store.library import Library
+from generator.store.proofs import with_proof
 from generator.store.schema import record_schema
 from generator.sweep import sweep
 from hgemm.cases import Case, Shape
@@ -62,7 +67,7 @@ from hgemm.errors import LibraryError
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LaunchOptions, Problem
-from hgemm.record import validate
+from hgemm.record import Record, dump, validate
 from hgemm.verification import CANARY, CheckOptions, Trial, operand_layouts
 from hgemm.verification import verify as verify_cases
 
@@ -214,6 +219,38 @@ def test_what_fails_is_not_registered(
     assert "bounds at kernel.ptx:" in result.stderr and "(warp_epilogue.cuh:" in result.stderr
     assert "write of" in result.stderr and "[st.global" in result.stderr
     assert not [*Library(tmp_path / "lib").rows()]
+
+
+def test_an_epilogue_with_large_results_is_proved(host_toolchain: HostToolchain, tmp_path: Path) -> None:
+    options = ["--arch", "sm_80", "--tile", "64x64x32", "--epilogue", "(acc, row_sum(exp(acc)))"]
+    result = invoke(generate_command, *options, "--verify", "emulate", "--library", tmp_path / "lib", "-q")
+    (record,) = Library(tmp_path / "lib").records()
+    assert result.exit_code == 0 and record.data["proof"]["max_error"] > 1e18
+
+
+def test_results_that_no_record_can_hold_fail_one_kernel(
+    small_library: Library, host_toolchain: HostToolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small_library.folder, tmp_path / "lib")
+    copy = Library(tmp_path / "lib")
+    wrong, *others = (str(row["symbol"]) for row in copy.rows())
+
+    def check(self: CheckWorkers, request: ProofRequest) -> tuple[CheckOutcome, str]:
+        proof = {"max_error": math.inf if request.symbol == wrong else 1.0, "races": 0, "shapes": ["1x1x1"]}
+        checks = ({"case": "1x1x1", "passed": True, "reason": "", "max_bound_ratio": 0.0},)
+        return CheckOutcome(request.symbol, checks, proof=proof), ""
+
+    monkeypatch.setattr(CheckWorkers, "check", check)
+    monkeypatch.setattr(Emulation, "_located", lambda self, outcome: outcome)
+    found = {outcome.symbol: outcome for outcome in Emulation(copy, host_toolchain).outcomes([wrong, *others])}
+    assert found[wrong].failed and "proof.max_error must be a number" in found[wrong].error
+    assert others and all(found[symbol].passed for symbol in others)
+    assert {symbol: "max_error" in copy.load(symbol).record.data["proof"] for symbol in found} == {
+        wrong: False,
+        **dict.fromkeys(others, True),
+    }
+    with pytest.raises(ProofError, match="cannot be stored: proof.max_error"):  # fails this kernel of a build
+        with_proof(copy.load(wrong).record.data, {"max_error": math.nan})
 
 
 # ---- Text that is not as it should be -------------------------------------------------------------------------------
@@ -717,3 +754,9 @@ def test_the_fields_of_a_proof_have_types(name: str, value: object) -> None:
     validate({**make_record("one")[0], "proof": proof})
     with pytest.raises(LibraryError, match=f"proof.{name}"):
         validate({**make_record("one")[0], "proof": {**proof, name: value}})
+
+
+@pytest.mark.parametrize("error", [2 * float(np.finfo(np.float32).max), 9.8e21])
+def test_a_record_holds_every_error_between_finite_numbers(error: float) -> None:
+    document = dump({**make_record("one")[0], "proof": {"max_error": error}})
+    assert Record.parse(document).data["proof"]["max_error"] == pytest.approx(error)

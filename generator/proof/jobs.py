@@ -481,7 +481,10 @@ class Emulation:
         with self._judge(len(stored_kernels)) as judge:
             for outcome in proofs.each(partial(self._outcome, judge=judge, proofs=proofs), stored_kernels):
                 if outcome.proof:
-                    self._store(outcome)
+                    try:
+                        self._store(outcome)
+                    except ProofError as error:  # of this kernel; the others go on
+                        outcome = replace(outcome, error=str(error), proof={})
                 yield self._located(outcome) if outcome.failed else outcome
         trim(self.host_toolchain.cache)
 

@@ -9,7 +9,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from hgemm.record import CUBIN_NAME, PTX_NAME, SOURCE_NAMES, dump
+from generator.errors import ProofError
+from hgemm.record import CUBIN_NAME, PTX_NAME, SOURCE_NAMES, dump, proof_mismatch
 
 _LAUNCH = ("symbol", "arch", "spec", "launch", "traits")
 """The sections of a record that decide how a kernel is launched."""
@@ -28,7 +29,12 @@ def subject_of(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_proof(record: Mapping[str, Any], proof: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with the results of a proof, bound to its files and launch data."""
+    """Return a record with the results of a proof, bound to its files and launch data.
+
+    Raises: ProofError if a record cannot hold a result, such as an infinite error.
+    """
+    if wrong := proof_mismatch(proof):
+        raise ProofError(f"its results cannot be stored: {wrong}")
     return {**record, "proof": {**record["proof"], **proof, "subject": subject_of(record)}}
 
 

@@ -33,7 +33,7 @@ def known_fields(library: Library) -> set[str]:
 
 # ---- `--where`: a tokenizer and a recursive descent parser ------------------------------------------------------------
 
-FIELD_ALIASES = {"tile": "cta_tile"}
+FIELD_ALIASES = {"tile": "cta_tile", "mma_per_k_tile": "proof_mma_per_k_tile"}
 VALUE_ALIASES = {("mma", "wgmma"): "m64n*"}
 """Words that stand for several values of a field, with the pattern of those values."""
 SWITCHES = {"yes": 1, "on": 1, "true": 1, "no": 0, "off": 0, "false": 0}
