@@ -74,6 +74,8 @@ def _function(path: Path, name: str) -> Any:
     """Run a Python file of the user, and return a function of it."""
     if not path.is_file():
         raise RequestError(f"epilogue {path}:{name}: the file does not exist")
+    from hgemm.epilogue_language import TYPES
+
     unique = f"_epilogue_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(unique, path)
     module = importlib.util.module_from_spec(spec)
@@ -86,7 +88,9 @@ def _function(path: Path, name: str) -> Any:
         ]
         place = f"{path}:{lines[-1]}" if lines else f"{path}"
         what = "" if isinstance(error, EpilogueError) else f" cannot be run: {type(error).__name__}"
-        raise RequestError(f"epilogue {place}{what}: {error}") from error
+        is_name = isinstance(error, NameError)
+        hint = f"; the types of inputs are {', '.join(TYPES)}, from hgemm.epilogue_language" if is_name else ""
+        raise RequestError(f"epilogue {place}{what}: {error}{hint}") from error
     finally:
         sys.dont_write_bytecode = writes
     if not callable(getattr(module, name, None)):

@@ -80,7 +80,7 @@ def type_of(name: str, annotation: Any) -> InputType:
         return USUAL[name]
     if annotation is None:
         raise EpilogueError(
-            f"`{name}` has no type; write {name}: Matrix or {name}: Matrix['f16'] (or Row, Column, Scalar)"
+            f"`{name}` has no type; write {name}: Matrix or {name}: Matrix[f16] (or Row, Column, Scalar)"
         )
     if not isinstance(annotation, InputType):
         raise EpilogueError(f"`{name}` has type {annotation!r}; use Row, Column, Matrix or Scalar")

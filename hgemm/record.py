@@ -294,7 +294,7 @@ _DOCUMENT = fields(
             "Name that CUTLASS gives such a kernel."
         ),
         "key": _SHA256.about("SHA-256 of source, compiler inputs, options and versions."),
-        "arch": text(r"sm_[0-9]{2,3}[a-z]?", "an architecture such as sm_89").about("Architecture."),
+        "arch": text(r"sm_[0-9]{2,3}[a-z]?", "an architecture such as sm_89").about("Architecture of the cubin."),
         "spec": map_of(NAME, scalar).about("Every decision behind the kernel."),
         "toolchain": _TOOLCHAIN.about("Versions and options of the compilers."),
         "inputs": map_of(_INPUT, _SHA256).about("SHA-256 of each file that the compiler read, by relative path."),

@@ -10,6 +10,7 @@ order (hgemm/invariance.py). The exported C library does the same steps with the
 from __future__ import annotations
 
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from hgemm.dispatch_table import (
     refined_clocks,
 )
 from hgemm.dtypes import DTYPES, VECTOR_BYTES
-from hgemm.epilogue import NONE
+from hgemm.epilogue import NONE, parse_epilogue
 from hgemm.errors import UnsupportedError
 from hgemm.invariance import (
     KOrder,
@@ -324,7 +325,7 @@ class Selector:
             archs = sorted({group.arch for group in self.table.groups})
             return f"no kernel runs on {self.target.name}: the library has {', '.join(archs) or 'none'}"
         if query.kind.epilogue != NONE and not any(kind_supports(kind, query.kind.code) for kind in kinds):
-            return f"no kernel computes {query.kind} on {self.target.name}: make one with `generate --epilogue`"
+            return f"no kernel computes {query.kind} on {self.target.name}: make one with `{self._expression_command(query)}`"
         if query.kind.dtype_a != query.kind.dtype_b or query.kind.dtype_a == "f32":
             return f"no kernel computes {query.kind}: use f16 or bf16 for both A and B, or f32 with precision tf32"
         options = f"--arch {self.target.number} {query.kind.cover_options}"
@@ -376,20 +377,28 @@ class Selector:
         unlimited = replace(query, workspace_bytes=ANY_WORKSPACE)
         fitting = [row for row in rows if row_supports(row, unlimited, self.target)]
         if not fitting:
-            return "make one with `generate --epilogue`"
+            return f"make one with `{self._expression_command(query)}`"
         needed = min(row.workspace_bytes(query.m, query.n, query.batch) for row in fitting)
         return f"pass a workspace of {needed} B, or open the library with workspace_bytes={needed}"
 
+    def _expression_command(self, query: SelectionQuery) -> str:
+        """Return a command that generates a kernel of an expression for a query. A query may have its hash only."""
+        if query.expression == NONE:
+            return "generate --epilogue"
+        return self._generate_command(query, f"--epilogue {shlex.quote(str(parse_epilogue(query.expression)))}")
+
     def _order_command(self, query: SelectionQuery, splits: int) -> str:
         """Return a command that generates a kernel with a fixed order for a query."""
-        operands = {"a": query.align_a, "b": query.align_b, "d": query.align_d}
-        aligned = " ".join(f"--align-{name} {align}" for name, align in operands.items() if align < MAX_ALIGN)
         schedule = "one_tile" if splits == 1 else f"split_k_cluster:{splits}"
+        return self._generate_command(query, f"--schedule {schedule}", splits > 1)
+
+    def _generate_command(self, query: SelectionQuery, option: str, needs_cluster: bool = False) -> str:
+        """Return a command that generates a kernel for the kind and the alignments of a query, with a further option."""
+        operands = {"a": query.align_a, "b": query.align_b, "d": query.align_d}
+        aligned = [f"--align-{name} {align}" for name, align in operands.items() if align < MAX_ALIGN]
         has_wgmma = self.target.number == WGMMA_CAPABILITY and wgmma_computes(query)
-        arch = f"{self.target.number}a" if splits > 1 or has_wgmma else self.target.number
-        options = " ".join(
-            [f"--arch {arch}", query.kind.cover_options, *filter(None, [aligned]), f"--schedule {schedule}"]
-        )
+        arch = f"{self.target.number}a" if needs_cluster or has_wgmma else self.target.number
+        options = " ".join([f"--arch {arch}", query.kind.cover_options, *aligned, option])
         return f"generate {options}{library_suffix(self.library)}"
 
 

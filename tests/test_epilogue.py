@@ -242,6 +242,9 @@ def test_a_file_names_a_function(tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match=message):
             emission.resolved(text, tmp_path)
+    path.write_text("def f(acc, x: Vector):\n    return acc + x\n")
+    with pytest.raises(RequestError, match="py:1 cannot be run: NameError.*; the types of inputs are Scalar, Row, Col"):
+        emission.resolved("my_epilogues.py:f", tmp_path)
     path.write_text("raise SystemExit(0)\n")
     with pytest.raises(RequestError, match="my_epilogues.py:1 cannot be run: SystemExit: 0"):
         emission.resolved("my_epilogues.py:shifted", tmp_path)

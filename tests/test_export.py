@@ -202,6 +202,9 @@ def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
         and "the C compiler 'absent' is not installed" in done.stderr
         and not (tmp_path / "a").exists()
     )
+    monkeypatch.setenv("CC", "no-such-cc")
+    done = call("hgemm", *words, "--to", tmp_path / "a")
+    assert done.returncode == 1 and "the C compiler 'no-such-cc' is not installed" in done.stderr
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     done = call("hgemm", *words, "--to", tmp_path / "a")

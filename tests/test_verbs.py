@@ -367,11 +367,11 @@ def test_fields_are_listed_and_completed_with_a_library_and_without(folder: Path
     lines = call("list", "--library", folder, "--fields").stdout.splitlines()
     assert all(len(line.split()) > 1 for line in lines)
     named = [line.split()[0] for line in lines]
-    assert {*named} == FIELDS | {
-        "sass_hmma",
-        "sass_ldsm",
-        "sass_ldgsts",
-    } and named == sorted(named)
+    assert {*named} == FIELDS | {"sass_NAME"} and named == sorted(named)
+    meanings = [line.split(maxsplit=1)[1] for line in lines if line.startswith(("arch ", "spec_arch "))]
+    assert len({*meanings}) == 2
+    counts = {*json.loads(call("list", "--library", folder, "--fields", "--json").stdout)} - FIELDS
+    assert counts == {"sass_hmma", "sass_ldsm", "sass_ldgsts"}
     assert {*json.loads(call("list", "--library", tmp_path / "none", "--fields", "--json").stdout)} == FIELDS
     (columns,) = (option for option in hgemm_command.get_command(None, "list").params if option.name == "columns")
     found = columns.type.shell_complete(None, columns, "symbol,spill")
@@ -721,3 +721,23 @@ def test_outcomes_judge_themselves(tmp_path: Path) -> None:
     )
     write_junit(tmp_path / "x.xml", "hgemm verify", map(junit_suite, [passed, failed, CheckOutcome("b", error="gone")]))
     assert [suite.get("errors") for suite in ElementTree.parse(tmp_path / "x.xml").getroot()] == ["0", "0", "1"]
+
+
+# ==== Messages of libraries without kernels, damaged kernels and architectures ========================================
+
+
+def test_an_empty_library_is_not_told_of_filters(tmp_path: Path, folder: Path) -> None:
+    assert call("list", "--library", tmp_path).stderr == f"{tmp_path} has no kernels\n"
+    assert "matches" in call("list", "--arch", "75", "--library", folder).stderr
+
+
+def test_gc_names_a_damaged_kernel_once(folder: Path) -> None:
+    (folder / "hgemm_sm80_nn" / "kernel.cubin").write_bytes(b"")
+    (line, _) = call("gc", "--dry-run", "--library", folder).stdout.splitlines()
+    assert line.startswith("hgemm_sm80_nn: kernel.cubin is not the file") and line.count("hgemm_sm80_nn") == 1
+
+
+def test_cover_says_which_name_its_rows_have(small_library: Library) -> None:
+    words = ("--layout", "tn", "--dtype", "f16", "--align", "8", "--library", small_library.folder)
+    assert "sm_90a is shown as sm_90" in call("cover", "--arch", "90a", *words).stderr
+    assert "is shown as" not in call("cover", "--arch", "90", *words).stderr

@@ -224,7 +224,11 @@ def cover_command(
     add: bool,
     as_json: bool,
 ) -> None:
-    archs = dict.fromkeys(name.rstrip("af") for name in parse_arch_list(arch, "--arch"))
+    asked = parse_arch_list(arch, "--arch")
+    archs = dict.fromkeys(name.rstrip("af") for name in asked)
+    for name in asked:
+        if name not in archs:
+            click.echo(f"hgemm: {name} is shown as {name.rstrip('af')}: its kernels run on the same GPUs", err=True)
     if types:
         deprecated("--types", "--dtype and --out")
     creates = add and not library.exists()
@@ -357,9 +361,9 @@ def export_command(
     symbols = [str(row["symbol"]) for row in rows]
     note_left_out(opened, Selection(**filters))
     missing = missing_tool(cc)
-    if missing and ctx.get_parameter_source("cc") is click.core.ParameterSource.COMMANDLINE:
+    if missing and ctx.get_parameter_source("cc") is not click.core.ParameterSource.DEFAULT:
         raise HgemmError(
-            f"the {missing} is not installed: choose another with --cc, or omit --cc to write only sources"
+            f"the {missing} is not installed: choose another with --cc, or omit --cc and CC to write only sources"
         )
     if not symbols:
         raise nothing_matches(opened)

@@ -105,8 +105,8 @@ def _skipped(asked: Sweep, options: Mapping[str, Any]) -> str:
     if options["catalog"] is None or not options["arch"]:
         return asked.summary("and skipped")
     archs = ", ".join(dict.fromkeys(candidate.plan.spec.arch for candidate in asked.candidates))
-    specs = counted(len(asked.candidates), "spec")
-    return f"{len(asked.plans)} of {specs} of the catalog suit {archs}; the others are for other GPUs"
+    specs, suit = counted(len(asked.plans), "spec"), "suits" if len(asked.plans) == 1 else "suit"
+    return f"{specs} of the catalog {suit} {archs}; the others are for other GPUs"
 
 
 def _workers(jobs: int | None) -> int:
@@ -155,8 +155,10 @@ def requested(options: dict[str, Any]) -> Sweep:
         names = [name.strip() for name in catalog.split(",")]
         others = for_others(names, parse_arch_list(given["arch"], "--arch")) if "arch" in given else []
         for name in others:
+            specs = counted(len(sweep(load_catalog([name])).plans), "spec")
             click.echo(
-                f"generate: skipped {name}, which is for GPUs without cp.async: --catalog {name} selects it", err=True
+                f"generate: skipped {name} ({specs}), which is for GPUs without cp.async: --catalog {name} selects it",
+                err=True,
             )
         groups += load_catalog(names, others)
     if options.get("kernels"):

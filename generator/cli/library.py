@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,7 +37,8 @@ from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 
 DEFAULT_COLUMNS = "registers smem_bytes ctas_per_sm spilled warp_tile schedule copy occupancy".split()
 """Columns beside those that were filtered or sorted by. The symbol, which comes last, has the other usual fields."""
-_INSTRUCTION_MEANING = "Number of this instruction in the machine code."
+_INSTRUCTION = "sass_"
+"""The beginning of the fields that count an instruction of the machine code. A library has about 85 of them."""
 
 _LIST_HELP = """List the kernels of a library.
 
@@ -94,9 +95,7 @@ def list_command(
     opened, selection = Library(library), Selection(**filters)
     if fields:
         names = sorted(known_fields(opened))
-        width = max(map(len, names))
-        lines = (f"{name:{width}}  {FIELD_MEANINGS.get(name, _INSTRUCTION_MEANING)}" for name in names)
-        click.echo(json.dumps(names) if as_json else "\n".join(lines))
+        click.echo(json.dumps(names) if as_json else _meanings(names))
         return
     rows = select_rows(opened, selection, sort)[:limit]
     note_left_out(opened, selection)
@@ -108,12 +107,23 @@ def list_command(
     elif as_csv:
         click.echo(to_csv(rows, named or ["symbol", *_present(rows)]), nl=False)
     elif not rows:
-        click.echo(f"no kernel in {library} matches", err=True)
+        found = f"no kernel in {library} matches" if opened.rows() else f"{library} has no kernels"
+        click.echo(found, err=True)
     elif named:
         click.echo(to_text(rows, named), nl=False)
     else:
         filtered = [*fields_in(condition_of(selection)), *["epilogue"] * bool(selection.epilogue)]
         _print_table(rows, [*filtered, sort.lstrip("-")])
+
+
+def _meanings(names: Sequence[str]) -> str:
+    """Return the fields and their meaning, one a line. One line stands for all counts of instructions."""
+    counts = [name for name in names if name.startswith(_INSTRUCTION)]
+    example = f", such as {counts[0]}; --json lists all {len(counts)}" if counts else ""
+    lines = {name: FIELD_MEANINGS.get(name, "Field of another version.") for name in names if name not in counts}
+    lines[f"{_INSTRUCTION}NAME"] = f"Number of instructions NAME in the machine code{example}."
+    width = max(map(len, lines))
+    return "\n".join(f"{name:{width}}  {lines[name]}" for name in sorted(lines))
 
 
 def _named(library: Library, columns: str) -> list[str]:

@@ -130,7 +130,7 @@ def pack_command(
         )
         click.echo(text, nl=False)
         click.echo(
-            "hgemm: nothing was built: only a build shows whether registers spill, and `hgemm pack` then replaces the kernel",
+            "hgemm: nothing was built; a build replaces kernels whose registers spill",
             err=True,
         )
         return
@@ -302,6 +302,7 @@ def _next_commands(to: Path, invariant: bool) -> None:
     lines = (
         f"hgemm export{library_suffix(to)} --to {to}-c{export}    # a C library",
         f'hgemm.open("{to}"){matmul}    # in Python',
-        f"hgemm verify{library_suffix(to)} --device    # on the GPU",
+        f"hgemm verify{library_suffix(to)} --emulate    # check all kernels on the CPU",
+        f"hgemm verify{library_suffix(to)} --device    # check all kernels on the GPU",
     )
     click.echo("hgemm: next:\n  " + "\n  ".join(lines), err=True)

@@ -296,5 +296,6 @@ def _fault(place: Path) -> str:
         if is_unreadable(error):
             _LOG.warning("%s stays: %s", place.name, error)
             return ""
-        return str(error).rpartition(": ")[0]
+        reason = str(error).rpartition(": ")[0]
+        return reason.removeprefix(str(place)).lstrip("/: ")
     return ""
