@@ -3,11 +3,13 @@
     generate --spec benchmarks/catalog_space.toml --library build/space
     python -m benchmarks.catalog_choice measure build/space --problems 100 --seed 1 --json FILE
     python -m benchmarks.catalog_choice choose FILE... --mean 0.02 --worst 0.08
+    python -m benchmarks.catalog_choice suite --seed 12780577 > drawn.json
 
 `measure` needs a GPU. It screens the kernels with the lowest estimates in the state `model`, and cuBLASLt beside them. `choose`
 needs none: it chooses on half of the problems, and reports the losses on the other half. `--align 1`, `2` or `4` draws operands
 off 16 bytes, for benchmarks/catalog_space_unaligned.toml. `--draw attention` draws batched products of attention in all layouts,
 `--draw layouts` single products in other layouts than tn, both in f16 and bf16; they suit the library of the catalog.
+`suite` prints drawn problems for `hgemm bench --suite` and `hgemm tune --suite`. The same seed prints the same problems.
 """
 
 from __future__ import annotations
@@ -116,6 +118,20 @@ def problems(count: int, seed: int, align: int = 8) -> Iterator[Work]:
             yield Work(m, n, k)
 
 
+MAX_SUITE_FLOPS = 1e13
+"""A suite has products that take up to 15 ms, and small ones."""
+
+
+def suite_shapes(count: int, seed: int) -> list[list[int]]:
+    """Return m, n and k of distinct problems of a suite, in ascending order."""
+    rng, shapes = random.Random(seed), []
+    while len(shapes) < count:
+        m, n, k = draw(rng)
+        if [m, n, k] not in shapes and 2.0 * m * n * k <= MAX_SUITE_FLOPS and 2 * (m * k + n * k + m * n) <= MAX_BYTES:
+            shapes.append([m, n, k])
+    return sorted(shapes)
+
+
 # ---- Other layouts and batches ----
 
 LAYOUTS = ("tn", "tt", "nn", "nt")
@@ -200,6 +216,14 @@ def candidates(library: Path, target: Target, work: Work) -> list[Choice]:
 @click.group(help=__doc__)
 def main() -> None:
     pass
+
+
+@main.command()
+@click.option("--seed", type=int, required=True, help="Seed of the problems.")
+@click.option("--count", type=click.IntRange(1), default=100, show_default=True, help="Number of problems.")
+def suite(seed: int, count: int) -> None:
+    """Print drawn problems in f16 and layout tn as a suite."""
+    click.echo(json.dumps([{"name": f"drawn_{seed}", "layout": "tn", "shapes": suite_shapes(count, seed)}]))
 
 
 @main.command()

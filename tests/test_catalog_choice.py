@@ -19,10 +19,13 @@ from benchmarks.catalog_choice import (
     losses,
     main,
     problems,
+    suite_shapes,
     work_of,
 )
 
 TIMES = st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(1.0, 1e4), min_size=1), min_size=1, max_size=12)
+
+OUT_OF_BOX = Path(__file__).resolve().parent.parent / "benchmarks" / "data" / "out_of_box.json"
 
 
 @given(TIMES, st.floats(0.0, 0.2), st.floats(0.0, 0.5))
@@ -51,6 +54,13 @@ def test_drawn_problems_are_distinct_and_fit(seed: int) -> None:
         assert work.flops < MAX_FLOPS and 2 * (work.m * work.k + work.n * work.k + work.m * work.n) < MAX_BYTES
         assert work.n % 8 == 0 and work.k % 8 == 0 and work.m >= 1
     assert [work.extents for work in problems(12, seed)] == [work.extents for work in drawn]
+
+
+@pytest.mark.parametrize("seed", [12780577, 10581779])
+def test_published_problems_are_drawn_from_their_seed(seed: int) -> None:
+    published = json.loads(OUT_OF_BOX.read_text(encoding="utf-8"))["devices"]
+    (shapes,) = ([row[:3] for row in one["problems"]] for one in published if one["seed"] == seed)
+    assert suite_shapes(len(shapes), seed) == sorted(shapes)
 
 
 @pytest.mark.parametrize("align", [1, 2, 4])
