@@ -20,6 +20,7 @@ from typing import Any
 
 from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
 from hgemm.dispatch_table import DispatchTable
+from hgemm.epilogue import OF_PROBLEM
 from hgemm.errors import HostArrayError, LibraryError, ProblemError, RequestError
 from hgemm.growth import GrowingSelector, Growth
 from hgemm.kernel import Kernel, split_inputs, split_results
@@ -501,6 +502,8 @@ class Library:
         arrays, numbers = split_inputs(named)
         names = [one.name for one in expression.operands]
         if unknown := named.keys() - {*names}:
+            if moved := sorted(unknown & {*OF_PROBLEM}):
+                raise ProblemError(f"{moved[0]} is an argument of the call, not an input: pass {moved[0]}=VALUE")
             raise ProblemError(
                 f"the epilogue has no {', '.join(sorted(unknown))}: its inputs are {', '.join(names) or 'none'}"
             )

@@ -154,6 +154,7 @@ def test_a_matrix_of_ds_type_may_be_d(opened: Library, driver: ExpressionDriver)
 WRONG = [
     ({"scale": None}, "input scale is missing"),
     ({"more": 1.0}, "the epilogue has no more: its inputs are bias, scale, gain, residual"),
+    ({"alpha": 2.0}, "alpha is an argument of the call, not an input: pass alpha=VALUE"),
     ({"bias": 1.0}, "input bias is a number: pass an array"),
     ({"bias": np.zeros(47, "f2")}, r"input bias is \(47,\), not \(48,\)"),
     ({"bias": np.zeros(48, "f4")}, "input bias is f32, not f16"),

@@ -222,6 +222,17 @@ def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
     assert done.returncode == 1 and "no kernel in" in done.stderr and not (tmp_path / "b").exists()
 
 
+def test_the_command_notes_folders_without_a_record(small_library: Library, tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    shutil.copytree(small_library.folder, folder)
+    lost = sorted(path.parent for path in folder.glob("*/record.json"))[0]
+    (lost / "record.json").unlink()
+    done = call("hgemm", "export", "--library", folder, "--to", tmp_path / "export", "--cc", "absent")
+    assert (
+        f"1 folder of {folder} has no record.json, such as {lost.name}: generate it again to export it" in done.stderr
+    )
+
+
 # ---- Size -----------------------------------------------------------------------------------------------------------
 
 

@@ -364,6 +364,10 @@ def test_a_dry_run_lists_layers_and_rows_and_builds_nothing(capsys: pytest.Captu
     assert status == 0 and not (tmp_path / "lib").exists()
     assert "nothing was built" in err
     assert "q, k and v fused" in out and "hgemm_sm90a_tn_bf16" in out and str(ROWS[1]) in out
+    rows = [line.split() for line in out.splitlines()]
+    counts = {row[-2]: int(row[-1]) for row in rows if row[:1] == ["gate_proj"] and row[-1].isdecimal()}
+    served = {row[1] for row in rows if row[:1] == ["gate_proj"] and row[-1].startswith("hgemm_")}
+    assert set(counts) == served == {"none", "silu"} and min(counts.values()) >= 1
     status, out, err = hgemm(capsys, "pack", folder, "--arch", "90a", "--dry-run", "--json")
     document = json.loads(out)
     assert status == 0 and document["dtypes"] == ["bf16"] and document["choices"][0]["worst_loss"] <= 0.03

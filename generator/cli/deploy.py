@@ -45,10 +45,11 @@ from hgemm.dtypes import OUTPUTS
 from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, deprecated
 from hgemm.growth import locked
-from hgemm.library import open_library
+from hgemm.library import open_library, without_record
 from hgemm.locations import library_suffix
 from hgemm.options import INPUTS, kind_option
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
+from hgemm.record import RECORD_NAME
 from hgemm.selection_query import ANY_WORKSPACE, Target
 
 _ALIGNS = ("8", "4", "2", "1")
@@ -360,6 +361,13 @@ def export_command(
     rows = select_rows(opened, Selection(**filters))
     symbols = [str(row["symbol"]) for row in rows]
     note_left_out(opened, Selection(**filters))
+    if incomplete := without_record(library):
+        has, its = ("have", "them") if len(incomplete) > 1 else ("has", "it")
+        click.echo(
+            f"hgemm: {counted(len(incomplete), 'folder')} of {library} {has} no {RECORD_NAME}, such as {incomplete[0]}: "
+            f"generate {its} again to export {its}",
+            err=True,
+        )
     missing = missing_tool(cc)
     if missing and ctx.get_parameter_source("cc") is not click.core.ParameterSource.DEFAULT:
         raise HgemmError(

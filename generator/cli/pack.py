@@ -222,23 +222,35 @@ def _chosen(choice: Choice) -> str:
 
 
 def _layer_table(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
-    """Return a table of the layers, with the number of kernels that each uses on each architecture."""
+    """Return a table of the layers, with the number of kernels that each uses on each architecture.
+
+    A layer that an activation follows has two rows: one counts the kernels without it, the other those with it.
+    """
     archs = list(dict.fromkeys(choice.arch for choice in choices))
     columns = {arch: f"kernels {arch}" if len(archs) > 1 else "kernels" for arch in archs}
     rows = []
     for layer in layers:
-        used = {(choice.arch, one.symbol) for choice in choices for one in choice.ranges if one.layer == layer.name}
-        rows.append(
-            {
-                "layer": layer.name,
-                "n": layer.n,
-                "k": layer.k,
-                "layout": layer.layout,
-                "bias": "row" if layer.bias else "none",
-                "activation": layer.activation,
-                **{column: sum(arch == its for its, _ in used) for arch, column in columns.items()},
-            }
-        )
+        used = {
+            (choice.arch, one.kind.activation, one.symbol)
+            for choice in choices
+            for one in choice.ranges
+            if one.layer == layer.name
+        }
+        for activation in dict.fromkeys(("none", layer.activation)):
+            rows.append(
+                {
+                    "layer": layer.name,
+                    "n": layer.n,
+                    "k": layer.k,
+                    "layout": layer.layout,
+                    "bias": "row" if layer.bias else "none",
+                    "activation": activation,
+                    **{
+                        column: sum((arch, activation) == (its, applied) for its, applied, _ in used)
+                        for arch, column in columns.items()
+                    },
+                }
+            )
     return to_text(rows, ["layer", "n", "k", "layout", "bias", "activation", *columns.values()])
 
 

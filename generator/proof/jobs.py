@@ -546,7 +546,7 @@ def _reused(stored: StoredKernel) -> CheckOutcome:
 
 @dataclass(frozen=True)
 class Prover:
-    """Proves kernels before they are registered. Can be pickled."""
+    """Proves kernels before they are written to the library. Can be pickled."""
 
     host_toolchain: HostToolchain
     timeout_s: float = TIMEOUT_S
