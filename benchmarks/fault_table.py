@@ -1448,7 +1448,7 @@ EXPRESSIONS = (
     ),
     Fault(
         "wgmma: pairs of a row from an odd address",
-        At("LoadedOfSubtile::Of::load", "reinterpret_cast<uint64_t>(first) % sizeof(Both) == 0").replace("true"),
+        At("LoadedOfSubtile::Of::load", "reinterpret_cast<uint64_t>(first) % sizeof(PairBits) == 0").replace("true"),
         EXPRESSION_90,
         "65x25x70,33x41x40@2,33x41x40,33x41x40@3",
         ("alignment", "bounds", NUMBERS),
@@ -1581,7 +1581,7 @@ EXPRESSIONS = (
     ),
     Fault(
         "wgmma: a gated pair: the place of B for that of D",
-        At("EpilogueSubtile::place", "first_column / parts + column").replace("first_column + column"),
+        At("EpilogueSubtile::place", "first_column / gated_parts + column").replace("first_column + column"),
         PAIR_90,
         "65x160x70",
         (NUMBERS,),
@@ -2483,7 +2483,7 @@ OTHERS = (
     ),
     _other(
         "a gated pair's panel by the columns of D",
-        At("store_partials", "column_first * parts / Policy::warp_n").replace("column_first / Policy::warp_n"),
+        At("store_partials", "column_first * gated_parts / Policy::warp_n").replace("column_first / Policy::warp_n"),
         {**RESULTS, "epilogue": "y = silu(gate) * up; (y, row_sum(y))"},
     ),
     # ---- Numbers that random operands seldom have, and long loops

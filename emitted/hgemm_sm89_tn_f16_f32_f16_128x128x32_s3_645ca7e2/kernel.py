@@ -17,7 +17,7 @@ from cutlass import BFloat16, Boolean, Float16, Float32, Int8, Int32, Int64, Uin
 from cutlass.cute.nvgpu import LoadCacheMode, cpasync, warp
 from cutlass.memory import SmemAllocator
 
-# ---- The variant ----------------------------------------------------------------------------------------------------
+# ---- The kernel -----------------------------------------------------------------------------------------------------
 
 SYMBOL = "hgemm_sm89_tn_f16_f32_f16_128x128x32_s3_645ca7e2"
 Element, ElementOut, Accumulator = Float16, Float16, Float32

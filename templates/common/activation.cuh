@@ -5,31 +5,30 @@
 
 namespace hgemm {
 
-// The upper tail of the normal distribution, P(X > |x|), as 2 to a polynomial. Its last coefficient is -1, so that the tail is 1/2 at 0.
-// The relative error is at most 2e-5 up to 2 and 5e-5 up to 3, and the absolute error 7e-8 from 3 on. That is the accuracy of
-// (1 - erf(|x| / sqrt(2))) / 2 in f32 there. From 9 on, the tail falls to 0.
-HGEMM_DEVICE float normal_tail(float x) {
-  float const size = atoms::absolute(x);
-  float sum = -0.00043650338f;
-  sum = sum * size + 0.0068418495f;
-  sum = sum * size - 0.051318862f;
-  sum = sum * size - 0.46032888f;
-  sum = sum * size - 1.1508074f;
-  sum = sum * size - 1.f;
-  return atoms::exp2_approx(sum);
+// log2(2 P(X > STEP * size)) for a normal X, as a polynomial of size >= 0: both tails of the normal distribution. STEP is a power of 2.
+// The tail P(X > x) has a relative error of at most 2e-5 up to 2 and 5e-5 up to 3, and an absolute error of 7e-8 from 3 on. That is
+// the accuracy of (1 - erf(x / sqrt(2))) / 2 in f32 there. From 9 on, the tail falls to 0.
+template <int STEP>
+HGEMM_DEVICE float log2_of_tails(float size) {
+  constexpr float step = STEP;
+  float sum = step * step * step * step * step * -0.00043650338f;
+  sum = sum * size + step * step * step * step * 0.0068418495f;
+  sum = sum * size - step * step * step * 0.051318862f;
+  sum = sum * size - step * step * 0.46032888f;
+  sum = sum * size - step * 1.1508074f;
+  return sum * size;
 }
 
 // x P(X < x). Arithmetic chooses between the tail and 1 - tail, without a predicate.
-HGEMM_DEVICE float gelu_of(float x) { return x * atoms::absolute(atoms::saturate(x * 1e38f) - normal_tail(x)); }
-// The same of 2 h, with one instruction less: h + abs(h) (1 - 2 tail). The polynomial of abs(h) is that of the tail, times 2.
+HGEMM_DEVICE float gelu_of(float x) {
+  float const is_positive = atoms::saturate(x * 1e38f);  // 1 or 0
+  float const tail = atoms::exp2_approx(log2_of_tails<1>(atoms::absolute(x)) - 1.f);
+  return x * atoms::absolute(is_positive - tail);
+}
+// gelu(2 h) as h + |h| (1 - 2 tail): one instruction less than gelu_of.
 HGEMM_DEVICE float gelu_of_half(float h) {
   float const size = atoms::absolute(h);
-  float sum = -0.013968108f;
-  sum = sum * size + 0.10946959f;
-  sum = sum * size - 0.4105509f;
-  sum = sum * size - 1.8413155f;
-  sum = sum * size - 2.3016148f;
-  return h + size * (1.f - atoms::exp2_approx(sum * size));
+  return h + size * (1.f - atoms::exp2_approx(log2_of_tails<2>(size)));
 }
 HGEMM_DEVICE float silu_of(float x) { return x * atoms::rcp_approx(1.f + atoms::exp2_approx(-1.44269504f * x)); }
 

@@ -26,7 +26,7 @@ struct Aux {
 // The argument of a kernel whose expression has COUNT inputs.
 template <int COUNT>
 struct ProblemWith : Problem {
-  Aux aux[COUNT];
+  Aux aux[COUNT];  // (COUNT)
 };
 
 static_assert(sizeof(Aux) == 32 && sizeof(ProblemWith<2>) == sizeof(Problem) + 2 * sizeof(Aux), "launchers pack them by hand");
@@ -108,12 +108,12 @@ inline constexpr int column_reductions_of<Policy, typename MakeVoid<typename Pol
 template <class Policy>
 inline constexpr bool has_reductions = reductions_of<Policy> + column_reductions_of<Policy> > 0;
 
-// What a lane has reduced of a row so far, by slot; and of two neighbouring columns, by slot behind those of rows.
+// What a lane has reduced so far.
 template <class Policy>
 struct LanePartials {
   static constexpr int rows = reductions_of<Policy>, columns = column_reductions_of<Policy>;
-  float sum[rows > 0 ? rows : 1];
-  float column[columns > 0 ? columns : 1][2];
+  float sum[rows > 0 ? rows : 1];              // (slots of rows), of one row
+  float column[columns > 0 ? columns : 1][2];  // (slots of columns, 2), of two neighbouring columns
 };
 
 HGEMM_DEVICE float reduced(OutKind kind, float x, float y) { return is_max(kind) ? fmaxf(x, y) : x + y; }
@@ -183,7 +183,7 @@ struct OfNeighbours {
   template <AuxKind KIND, class T, int INDEX>
   struct Of {
     static constexpr int count = KIND == AuxKind::row || KIND == AuxKind::matrix ? WIDTH : 1;
-    T element[count];
+    T element[count];  // (WIDTH), or one for all
 
     HGEMM_DEVICE void load(NeighboursAt const& at) {
       Aux const& aux = at.aux[INDEX];

@@ -74,9 +74,10 @@ struct Reduction {
   HGEMM_DEVICE static void finish_columns(Problem const& problem, int batch, int m_first, int n_first, uint32_t* counter,
                                           uint32_t tiles, uint32_t& is_last) {
     constexpr int panels = Policy::tile_m / Partials::rows_of_panel;  // of a tile
-    constexpr int parts = accumulators_of<Policy>;
-    int const first = n_first / parts + Threads::index(), all = Partials::row_panels(problem), stride = columns_of_d<Policy>(problem);
-    int const end = min(n_first / parts + Policy::tile_n / parts, stride), panel = m_first / Partials::rows_of_panel;
+    constexpr int gated_parts = accumulators_of<Policy>;
+    int const first = n_first / gated_parts + Threads::index(), all = Partials::row_panels(problem);
+    int const stride = columns_of_d<Policy>(problem);
+    int const end = min(n_first / gated_parts + Policy::tile_n / gated_parts, stride), panel = m_first / Partials::rows_of_panel;
     Threads::barrier();  // all warps have stored their numbers
     HGEMM_UNROLL
     for (int slot = rows; slot < rows + columns; ++slot) {

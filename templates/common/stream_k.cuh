@@ -111,8 +111,8 @@ struct OneBlock {
   static constexpr int mma_n = Accumulators::mma_n;
 };
 
-// Workspace: the counters, of which each shared tile takes one; then two places per CTA, each as large as a tile's accumulators. One is for the tile
-// within which the CTA's share begins, one for the tile that it begins.
+// Workspace: the counters, of which each shared tile takes one; then two places per CTA, each as large as a tile's accumulators. One
+// is for the tile within which the CTA's share begins, one for the tile that it begins.
 template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>>
 struct StreamK {
   using Reduction = SplitK<Policy, Accumulators, Threads>;

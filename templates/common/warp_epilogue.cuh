@@ -16,7 +16,7 @@ struct WarpEpilogue {
   static constexpr int mma_m = Policy::warp_m / 16;
   static constexpr int mma_n = Policy::warp_n / 8;
   static constexpr bool reduces = has_reductions<Policy>;
-  static constexpr int parts = accumulators_of<Policy>;  // of an element of D: neighbouring 16 x 8 blocks
+  static constexpr int gated_parts = accumulators_of<Policy>;  // 2 if D is of gated pairs: neighbouring 16 x 8 blocks
   static constexpr int vec_elements = 16 / sizeof(Out);  // of a 16-byte vector
   static constexpr int pitch = Policy::epilogue_pitch;
   static constexpr int rows_at_once = Policy::epilogue_rows;  // of the warp tile in shared memory: 16 or 8
@@ -41,7 +41,7 @@ struct WarpEpilogue {
     int const warp = atoms::thread_index() / 32;
     lane = atoms::thread_index() % 32;
     row_first = m_first + warp % Policy::warps_m * Policy::warp_m;
-    column_first = (n_first + warp / Policy::warps_m * Policy::warp_n) / parts;
+    column_first = (n_first + warp / Policy::warps_m * Policy::warp_n) / gated_parts;
   }
 
   template <class Accumulators>
@@ -68,10 +68,10 @@ struct WarpEpilogue {
   template <class Accumulators>
   HGEMM_DEVICE void store_direct(Accumulators const& accumulators) const {
     HGEMM_NO_UNROLL
-    for (int index = 0; index < mma_m * mma_n / parts; ++index) {
-      float block[parts * 4];
+    for (int index = 0; index < mma_m * mma_n / gated_parts; ++index) {
+      float block[gated_parts * 4];  // (gated_parts, 4)
       HGEMM_UNROLL
-      for (int part = 0; part < parts; ++part) pick(accumulators, index * parts + part, block + part * 4);
+      for (int part = 0; part < gated_parts; ++part) pick(accumulators, index * gated_parts + part, block + part * 4);
       if (has_bias(Bias::row)) {
         store_block<Bias::row>(block, index);
       } else if (has_bias(Bias::column)) {
@@ -83,12 +83,12 @@ struct WarpEpilogue {
   }
 
   template <Bias BIAS>
-  HGEMM_DEVICE void store_block(float const (&block)[parts * 4], int index) const {
+  HGEMM_DEVICE void store_block(float const (&block)[gated_parts * 4], int index) const {
     constexpr int width = Policy::align_d < 2 ? 1 : 2;
-    int const column = column_first + index % (mma_n / parts) * 8 + lane % 4 * 2;
+    int const column = column_first + index % (mma_n / gated_parts) * 8 + lane % 4 * 2;
     HGEMM_UNROLL
     for (int half = 0; half < 2; ++half) {
-      int const row = row_first + index / (mma_n / parts) * 16 + half * 8 + lane / 4;
+      int const row = row_first + index / (mma_n / gated_parts) * 16 + half * 8 + lane / 4;
       if (row < problem.m && column + 2 <= columns()) {
         store_vec<width, BIAS>(block + half * 2, row, column);
         if constexpr (width == 1) store_vec<1, BIAS>(block + half * 2 + 1, row, column + 1);
@@ -103,13 +103,13 @@ struct WarpEpilogue {
   // As store_direct. Each lane reduces its columns of two rows of 16 rows of blocks, and the rows of two columns of a block.
   template <class Accumulators>
   HGEMM_DEVICE void store_direct_reduced(Accumulators const& accumulators) const {
-    constexpr int width = Policy::align_d < 2 ? 1 : 2, blocks = mma_n / parts;
+    constexpr int width = Policy::align_d < 2 ? 1 : 2, blocks = mma_n / gated_parts;
     LanePartials<Policy> partials[2];  // of the upper and the lower row
     HGEMM_NO_UNROLL
     for (int index = 0; index < mma_m * blocks; ++index) {
-      float block[parts * 4];
+      float block[gated_parts * 4];  // (gated_parts, 4)
       HGEMM_UNROLL
-      for (int part = 0; part < parts; ++part) pick(accumulators, index * parts + part, block + part * 4);
+      for (int part = 0; part < gated_parts; ++part) pick(accumulators, index * gated_parts + part, block + part * 4);
       int const column = column_first + index % blocks * 8 + lane % 4 * 2;
       HGEMM_UNROLL
       for (int half = 0; half < 2; ++half) {
@@ -150,13 +150,13 @@ struct WarpEpilogue {
 
   // Reduces the rows in shared memory, whose vectors now start with the partial results of each slot.
   HGEMM_DEVICE void reduce_rows(float const* rows, int first) const {
-    constexpr int vecs_per_row = Policy::warp_n / parts / vec_elements;
+    constexpr int vecs_per_row = Policy::warp_n / gated_parts / vec_elements;
     if (lane >= rows_at_once || first + lane >= problem.m) return;
     LanePartials<Policy> partials;
     clear(partials);
     HGEMM_NO_UNROLL
     for (int vec = 0; vec < vecs_per_row; ++vec) {
-      float const* const from = rows + lane * pitch + (parts == 1 ? vec * 4 : first_float(vec));
+      float const* const from = rows + lane * pitch + (gated_parts == 1 ? vec * 4 : first_float(vec));
       HGEMM_UNROLL
       for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
         partials.sum[slot] = reduced<Policy>(slot, partials.sum[slot], atoms::ld_shared(from + slot));
@@ -167,7 +167,7 @@ struct WarpEpilogue {
 
   // Stores what the warp has reduced of a row.
   HGEMM_DEVICE void store_partials(LanePartials<Policy> const& partials, int row) const {
-    int const panel = column_first * parts / Policy::warp_n;
+    int const panel = column_first * gated_parts / Policy::warp_n;
     if (column_first >= columns()) return;
     HGEMM_UNROLL
     for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
@@ -213,7 +213,7 @@ struct WarpEpilogue {
   // Stores the rows in shared memory to D. Each lane takes one 16-byte vector of a row at a time.
   template <Bias BIAS>
   HGEMM_DEVICE void store_rows(float* rows, int first) const {
-    constexpr int vecs_per_row = Policy::warp_n / parts / vec_elements;
+    constexpr int vecs_per_row = Policy::warp_n / gated_parts / vec_elements;
     constexpr int vecs = rows_at_once * vecs_per_row;
     constexpr int width = Policy::align_d < vec_elements ? Policy::align_d : vec_elements;
     HGEMM_NO_UNROLL
@@ -228,11 +228,11 @@ struct WarpEpilogue {
       LanePartials<Policy> partials;
       if constexpr (reduces) clear(partials);
       float const* const from =
-          rows + row * pitch + (parts == 1 ? index % vecs_per_row * 4 : first_float(index % vecs_per_row));
+          rows + row * pitch + (gated_parts == 1 ? index % vecs_per_row * 4 : first_float(index % vecs_per_row));
       if (left >= vec_elements) {
-        float values[parts * vec_elements];  // (parts, vec_elements)
+        float values[gated_parts * vec_elements];  // (gated_parts, vec_elements)
         HGEMM_UNROLL
-        for (int e = 0; e < parts * vec_elements; e += 4) {
+        for (int e = 0; e < gated_parts * vec_elements; e += 4) {
           int const at = e / vec_elements * block_step + e % vec_elements / 4 * odd_words_at;
           Vec16B const word = atoms::ld_shared(reinterpret_cast<Vec16B const*>(from + at));
           values[e] = atoms::bits_float(word.x);
@@ -248,7 +248,7 @@ struct WarpEpilogue {
             store_vec<width, BIAS>(values + e, first + row, column_first + along + e);
           }
         }
-      } else if constexpr (parts == 1) {  // the columns of a gated pair are a multiple of 8
+      } else if constexpr (gated_parts == 1) {  // the columns of a gated pair are a multiple of 8
         HGEMM_NO_UNROLL
         for (int e = 0; e < left; ++e) {
           float const value = atoms::ld_shared(from + e / 4 * odd_words_at + e % 4);
@@ -281,7 +281,7 @@ struct WarpEpilogue {
   // Writes this lane's part of rows i * 16 to i * 16 + 15 to shared memory.
   template <class Accumulators>
   HGEMM_DEVICE static void write_16_rows(Accumulators const& accumulators, int i, float* to) {
-    uint32_t row[mma_n][2];
+    uint32_t row[mma_n][2];  // (mma_n, 2 registers)
     HGEMM_UNROLL
     for (int here = 0; here < mma_m; ++here) {
       if (here != i) continue;
@@ -396,7 +396,8 @@ struct WarpEpilogue {
     Vec<Out, WIDTH> d_vec;
     HGEMM_UNROLL
     for (int e = 0; e < WIDTH; ++e) {
-      d_vec.element[e] = atoms::from_float<Out>(Policy::Expression::apply(values[e], parts == 2 ? values[SECOND + e] : 0.f, inputs, outputs, problem, e));
+      d_vec.element[e] = atoms::from_float<Out>(
+          Policy::Expression::apply(values[e], gated_parts == 2 ? values[SECOND + e] : 0.f, inputs, outputs, problem, e));
     }
     atoms::st_global(reinterpret_cast<Vec<Out, WIDTH>*>(d + row * problem.ldd + column), d_vec);
     outputs.store(at);

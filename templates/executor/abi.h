@@ -1,10 +1,10 @@
-/* The C interface of the CPU executor: how a program runs a kernel (a "variant") on the CPU.
+/* The C interface of the CPU executor: how a program runs a kernel on the CPU.
  *
  * Build the executor once. Then translate the PTX of each kernel to C++ (`generator.ptx.translate`), and build it into a shared
  * object of its own:
  *
  *     c++ -std=c++17 -O2 -fPIC -fvisibility=hidden -I TEMPLATES -c TEMPLATES/executor/executor.cpp -o executor.o
- *     c++ -std=c++17 -O1 -fPIC -fvisibility=hidden -fwrapv -shared -I TEMPLATES kernel.cpp executor.o -o variant.so
+ *     c++ -std=c++17 -O1 -fPIC -fvisibility=hidden -fwrapv -shared -I TEMPLATES kernel.cpp executor.o -o kernel.so
  *
  * Load it with `dlopen` and call hgemm_emulate. A shared object keeps its state in globals, so it runs one call at a time; a
  * second concurrent call fails. Several processes or shared objects can run in parallel.

@@ -1,4 +1,4 @@
-// The executor as one object file. It is compiled once and linked into the shared object of each variant; see abi.h.
+// The executor as one object file. It is compiled once and linked into the shared object of each kernel; see abi.h.
 #include <atomic>
 #include <new>
 
@@ -111,7 +111,7 @@ int run(hgemm_emulation const& request, Kernel const& kernel, char* report_json,
 int emulate(hgemm_emulation const& request, Kernel const& kernel, char* report_json, size_t capacity) {
   static std::atomic_flag busy = ATOMIC_FLAG_INIT;
   if (busy.test_and_set()) {
-    write_report("{\"error\": \"another thread runs this variant\"}", report_json, capacity);
+    write_report("{\"error\": \"another thread runs this kernel\"}", report_json, capacity);
     return HGEMM_BUSY;
   }
   int status = HGEMM_BAD_REQUEST;

@@ -133,7 +133,7 @@ struct CpAsyncMainloop {
   //   with one fragment stage     the stage of the previous k-tile
   //   with two fragment stages    the stage of this k-tile: the fragments of its last block are already in registers
   HGEMM_DEVICE void run_pipelined(WarpAccumulators<Policy>& accumulators, bool ends) {
-    Fragments fragments[Policy::fragment_stages];
+    Fragments fragments[Policy::fragment_stages];  // (fragment_stages)
     atoms::cp_async_wait<stages_ahead - 1>();
     atoms::cta_barrier();
     warp.read_first(fragments[0], warp.read_stage);

@@ -35,7 +35,7 @@ struct RegisterCopy : OperandCopy<Policy, Operand, EXTENT> {
 
   static constexpr int vecs = row_passes * column_passes;  // of a thread and k-tile
 
-  Vector loaded[row_passes][column_passes];
+  Vector loaded[row_passes][column_passes];  // (row_passes, column_passes), of one k-tile
 
   using Chunks::Chunks;
 
@@ -93,7 +93,7 @@ struct UnalignedCopy : OperandCopy<Policy, Operand, EXTENT> {
 
   struct Neighbours { Vec16B low, high; };  // two aligned vectors; the wanted one begins in the first
 
-  Neighbours loaded[row_passes];
+  Neighbours loaded[row_passes];  // (row_passes), of one k-tile
   uint64_t first, last;   // first and last address at which a k-tile of this thread can be loaded inside the matrix
   In const* end;          // of the matrix
   uint32_t bytes_before;  // offset of this thread's first vector from a multiple of 16 bytes
@@ -264,7 +264,7 @@ struct RegisterCopyMainloop {
     k_tiles -= ends;
     load_next();
     store_all();
-    Fragments fragments[Policy::fragment_stages];
+    Fragments fragments[Policy::fragment_stages];  // (fragment_stages)
     if constexpr (two_fragment_stages) {
       begin_k_tile();
       warp.read_first(fragments[0], warp.read_stage);

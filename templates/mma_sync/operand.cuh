@@ -168,7 +168,7 @@ struct OperandCopy {
     constexpr int batch = Operand::copies_in_flight;  // passes
     HGEMM_NO_UNROLL
     for (int first = begin; first < end; first += batch) {
-      In element[batch][column_passes];
+      In element[batch][column_passes];  // (passes, column_passes)
       HGEMM_UNROLL
       for (int i = 0; i < batch; ++i) {
         HGEMM_UNROLL

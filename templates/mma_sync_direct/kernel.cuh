@@ -12,10 +12,10 @@ namespace hgemm {
 
 // ---- Types --------------------------------------------------------------------------------------------------------
 
-// Partial accumulators (warps, tile_m, tile_n), with one unused float after each row.
+// Partial accumulators, with one unused float after each row.
 template <class Policy>
 struct SharedStorage {
-  float partials[Policy::warps][Policy::tile_m][Policy::tile_n + 1];
+  float partials[Policy::warps][Policy::tile_m][Policy::tile_n + 1];  // (warps, tile_m, tile_n)
 };
 
 // The constants that WarpEpilogue expects. This kernel uses only its arithmetic of one element.
@@ -146,21 +146,21 @@ HGEMM_DEVICE float end_of_product(Problem const& problem, int batch, int row, in
 template <Bias BIAS, class Policy>
 HGEMM_DEVICE void store_sums(WarpEpilogue<ByElement<Policy>> const& epilogue, SharedStorage<Policy> const& shared, int batch,
                              int m_first, int n_first, int whole_k) {
-  static constexpr int parts = accumulators_of<Policy>, columns = Policy::tile_n / parts;  // of D
+  static constexpr int gated_parts = accumulators_of<Policy>, columns = Policy::tile_n / gated_parts;  // of D
   HGEMM_NO_UNROLL
   for (int index = atoms::thread_index(); index < Policy::tile_m * columns; index += Policy::threads) {
     int const row = index / columns, column = index % columns;
-    if (m_first + row >= epilogue.problem.m || n_first / parts + column >= epilogue.columns()) continue;
-    float sums[parts];
+    if (m_first + row >= epilogue.problem.m || n_first / gated_parts + column >= epilogue.columns()) continue;
+    float sums[gated_parts];  // (gated_parts)
     HGEMM_UNROLL
-    for (int part = 0; part < parts; ++part) {
-      int const from = parts == 1 ? column : column / 8 * 16 + part * 8 + column % 8;  // column of the tile of A B
+    for (int part = 0; part < gated_parts; ++part) {
+      int const from = gated_parts == 1 ? column : column / 8 * 16 + part * 8 + column % 8;  // column of the tile of A B
       float sum = atoms::ld_shared(&shared.partials[0][row][from]);
       HGEMM_UNROLL
       for (int warp = 1; warp < Policy::warps; ++warp) sum += atoms::ld_shared(&shared.partials[warp][row][from]);
       sums[part] = sum + end_of_product<Policy>(epilogue.problem, batch, m_first + row, n_first + from, whole_k);
     }
-    epilogue.template store_vec<1, BIAS, 1>(sums, m_first + row, n_first / parts + column);
+    epilogue.template store_vec<1, BIAS, 1>(sums, m_first + row, n_first / gated_parts + column);
   }
 }
 

@@ -91,7 +91,7 @@ struct Mainloop : TmaPipeline<Policy> {
   HGEMM_DEVICE void multiply(WarpAccumulators<Policy>& accumulators, int k_tiles, bool more) {
     if (Policy::splits > 1 && k_tiles == 0) return;  // more splits than k-tiles
     Warp warp(shared);
-    Fragments fragments[Policy::fragment_stages];
+    Fragments fragments[Policy::fragment_stages];  // (fragment_stages)
     Pipeline::consumer_wait();
     warp.read_first(fragments[0], state.stage);
     HGEMM_NO_UNROLL

@@ -11,25 +11,25 @@ namespace hgemm {
 
 // ---- Pairs: two neighbours of a row of accumulators, which one lane holds -----------------------------------------
 
-// Bits of one number, and of two in a word.
+// The bits of a number of so many bytes, and of a pair of them. The lower half of a pair's bits is the left number.
 template <int BYTES>
 struct BitsOf {
-  using One = uint16_t;
-  using Two = uint32_t;
+  using Bits = uint16_t;
+  using PairBits = uint32_t;
 };
 template <>
 struct BitsOf<4> {
-  using One = uint32_t;
-  using Two = uint64_t;
+  using Bits = uint32_t;
+  using PairBits = uint64_t;
 };
 
-// Half of each number of type T in a word of one or two.
+// Halves the number of type T in a word, or both numbers of a pair.
 template <class T, class Word>
 HGEMM_DEVICE Word halved(Word word) {
-  using One = typename BitsOf<sizeof(T)>::One;
-  constexpr int shift = sizeof(Word) > sizeof(One) ? 8 * sizeof(T) : 0;  // of the second number
-  float const first = 0.5f * atoms::to_float(atoms::from_bits<T>(static_cast<One>(word)));
-  float const second = 0.5f * atoms::to_float(atoms::from_bits<T>(static_cast<One>(word >> shift)));
+  using Bits = typename BitsOf<sizeof(T)>::Bits;
+  constexpr int shift = sizeof(Word) > sizeof(Bits) ? 8 * sizeof(T) : 0;  // of the second number
+  float const first = 0.5f * atoms::to_float(atoms::from_bits<T>(static_cast<Bits>(word)));
+  float const second = 0.5f * atoms::to_float(atoms::from_bits<T>(static_cast<Bits>(word >> shift)));
   if constexpr (sizeof(T) == 2) {
     return static_cast<Word>(atoms::pack<T>(first, second));
   } else {
@@ -77,10 +77,10 @@ struct StagedSubtile {
 template <class Policy>
 struct AccumulatorPairs {
   using Out = typename Policy::Out;
-  using Bits = typename BitsOf<sizeof(Out)>::One;
-  using Word = typename BitsOf<sizeof(Out)>::Two;
+  using Bits = typename BitsOf<sizeof(Out)>::Bits;
+  using PairBits = typename BitsOf<sizeof(Out)>::PairBits;
 
-  struct Two {
+  struct FloatPair {
     float x, y;
   };
   // A pair's place in D: the first element at (m, n), the second next to it along n, or along m with swap_ab.
@@ -150,10 +150,10 @@ struct AccumulatorPairs {
 
   // ---- Loads of C and bias: as bits, by predicates instead of branches, so that a subtile's loads overlap ----------
 
-  // C of a subtile of COUNT groups of 8 columns: (COUNT, upper and lower row).
+  // C of a subtile of COUNT groups of 8 columns.
   template <int COUNT>
   struct SubtileC {
-    Word words[COUNT][2][paired ? 1 : 2];
+    PairBits words[COUNT][2][paired ? 1 : 2];  // (COUNT, upper and lower row)
 
     HGEMM_DEVICE float number(int j, int e) const {
       if constexpr (paired) {  // the lower half of a word is the left element
@@ -224,18 +224,18 @@ struct AccumulatorPairs {
   }
 
   template <int WORDS>
-  HGEMM_DEVICE void load_c(Word (&words)[WORDS], Pair const& at, int batch) const {
+  HGEMM_DEVICE void load_c(PairBits (&words)[WORDS], Pair const& at, int batch) const {
     Out const* const c = c_at(at, batch);
     HGEMM_UNROLL
-    for (Word& word : words) word = 0;
+    for (PairBits& word : words) word = 0;
     if constexpr (WORDS == 1) {
-      if (at.second_inside) words[0] = atoms::ld_global(reinterpret_cast<Word const*>(c));
+      if (at.second_inside) words[0] = atoms::ld_global(reinterpret_cast<PairBits const*>(c));
     } else {
       if (at.first_inside) words[0] = load_bits(c);
       if (at.second_inside) words[1] = load_bits(c + c_step());
     }
   }
-  HGEMM_DEVICE void load_last(Word& word, Pair const& at, int batch) const {
+  HGEMM_DEVICE void load_last(PairBits& word, Pair const& at, int batch) const {
     if (at.first_inside && !at.second_inside) word = load_bits(c_at(at, batch));
   }
   HGEMM_DEVICE static Bits load_bits(Out const* from) { return atoms::ld_global(reinterpret_cast<Bits const*>(from)); }
@@ -264,13 +264,13 @@ struct AccumulatorPairs {
   // The inputs of a subtile in the layout of their loads: a lane may hold elements of other lanes.
   template <int COUNT>
   struct LoadedOfSubtile {
-    // A scalar, which is one number, or a row or a column along the rows of accumulators: of a lane's upper and lower row.
+    // A scalar, or a row or a column along the rows of accumulators.
     template <AuxKind KIND, class T, int INDEX>
     struct Of {
-      using One = typename BitsOf<sizeof(T)>::One;
+      using Bits = typename BitsOf<sizeof(T)>::Bits;
       static constexpr bool is_scalar = KIND == AuxKind::scalar;
 
-      One bits[is_scalar ? 1 : 2];
+      Bits bits[is_scalar ? 1 : 2];  // (1) of a scalar, else (upper and lower row)
 
       template <class Subtile>
       HGEMM_DEVICE void load(SubtileAt<Subtile> const& at) {
@@ -278,7 +278,7 @@ struct AccumulatorPairs {
         if constexpr (is_scalar) {
           bits[0] = atoms::float_bits(aux_scalar(aux, at.subtile.batch));
         } else {
-          One const* const first = reinterpret_cast<One const*>(aux_first<T>(aux, at.subtile.batch));
+          Bits const* const first = reinterpret_cast<Bits const*>(aux_first<T>(aux, at.subtile.batch));
           HGEMM_UNROLL
           for (int half = 0; half < 2; ++half) {
             int const index = at.pairs.row(at.subtile, half);
@@ -289,31 +289,31 @@ struct AccumulatorPairs {
       }
     };
 
-    // A row or a column along the columns of accumulators: lane l loads the pair l of each 64 columns, in one load if the address
+    // A row or a column along the columns of accumulators. Lane l loads pair l of each 64 columns, with one load if the address
     // allows it.
     template <class T, int INDEX>
     struct Of<Policy::swap_ab ? AuxKind::column : AuxKind::row, T, INDEX> {
-      using One = typename BitsOf<sizeof(T)>::One;
-      using Both = typename BitsOf<sizeof(T)>::Two;
+      using Bits = typename BitsOf<sizeof(T)>::Bits;
+      using PairBits = typename BitsOf<sizeof(T)>::PairBits;
 
-      Both words[(COUNT + 7) / 8];
+      PairBits words[(COUNT + 7) / 8];  // (COUNT / 8), rounded up
 
       template <class Subtile>
       HGEMM_DEVICE void load(SubtileAt<Subtile> const& at) {
-        One const* const first = reinterpret_cast<One const*>(aux_first<T>(aux_of<Policy>(at.pairs.problem)[INDEX], at.subtile.batch));
+        Bits const* const first = reinterpret_cast<Bits const*>(aux_first<T>(aux_of<Policy>(at.pairs.problem)[INDEX], at.subtile.batch));
         int const columns = at.pairs.columns();
-        bool const in_pairs = reinterpret_cast<uint64_t>(first) % sizeof(Both) == 0;
+        bool const in_pairs = reinterpret_cast<uint64_t>(first) % sizeof(PairBits) == 0;
         HGEMM_UNROLL
         for (int i = 0; i < (COUNT + 7) / 8; ++i) {
           int const column = at.subtile.column_first + i * 64 + at.pairs.thread % 32 * 2;
-          One left = 0, right = 0;
+          Bits left = 0, right = 0;
           words[i] = 0;
           if (in_pairs && column + 1 < columns) {
-            words[i] = atoms::ld_global(reinterpret_cast<Both const*>(first + column));
+            words[i] = atoms::ld_global(reinterpret_cast<PairBits const*>(first + column));
           } else {
             if (column < columns) left = atoms::ld_global(first + column);
             if (column + 1 < columns) right = atoms::ld_global(first + column + 1);
-            words[i] = left | Both(right) << 8 * sizeof(T);
+            words[i] = left | PairBits(right) << 8 * sizeof(T);
           }
         }
       }
@@ -322,13 +322,13 @@ struct AccumulatorPairs {
     // A matrix: a lane's pairs, as those of C.
     template <class T, int INDEX, bool IN_VECS = in_vecs<T>>
     struct OfMatrix {
-      using One = typename BitsOf<sizeof(T)>::One;
-      using Both = typename BitsOf<sizeof(T)>::Two;
+      using Bits = typename BitsOf<sizeof(T)>::Bits;
+      using PairBits = typename BitsOf<sizeof(T)>::PairBits;
 
-      Both words[COUNT][2][paired ? 1 : 2];  // (COUNT, upper and lower row)
+      PairBits words[COUNT][2][paired ? 1 : 2];  // (COUNT, upper and lower row)
 
-      HGEMM_DEVICE static One const* place(Aux const& aux, Pair const& at, int batch) {
-        return reinterpret_cast<One const*>(aux_first<T>(aux, batch) + at.m * aux.leading + at.n);
+      HGEMM_DEVICE static Bits const* place(Aux const& aux, Pair const& at, int batch) {
+        return reinterpret_cast<Bits const*>(aux_first<T>(aux, batch) + at.m * aux.leading + at.n);
       }
 
       template <class Subtile>
@@ -338,11 +338,11 @@ struct AccumulatorPairs {
         for (int i = 0; i < 2 * COUNT; ++i) {
           if (!has<COUNT>(at.subtile, i / 2)) continue;
           Pair const pair = at.pairs.at(at.subtile, i / 2, i % 2);
-          One const* const from = place(aux, pair, at.subtile.batch);
-          Both(&here)[paired ? 1 : 2] = words[i / 2][i % 2];
+          Bits const* const from = place(aux, pair, at.subtile.batch);
+          PairBits(&here)[paired ? 1 : 2] = words[i / 2][i % 2];
           here[0] = 0;
           if constexpr (paired) {
-            if (pair.second_inside) here[0] = atoms::ld_global(reinterpret_cast<Both const*>(from));
+            if (pair.second_inside) here[0] = atoms::ld_global(reinterpret_cast<PairBits const*>(from));
           } else {
             here[1] = 0;
             if (pair.first_inside) here[0] = atoms::ld_global(from);
@@ -356,7 +356,7 @@ struct AccumulatorPairs {
         for (int half = 0; half < 2; ++half) {
           int const row = at.pairs.row(at.subtile, half);
           if (row >= at.pairs.rows() || at.subtile.column_first > last) continue;
-          Both const alone = atoms::ld_global(place(aux, {row, last, true, false}, at.subtile.batch));
+          PairBits const alone = atoms::ld_global(place(aux, {row, last, true, false}, at.subtile.batch));
           HGEMM_UNROLL
           for (int j = 0; j < COUNT; ++j) {
             if (at.pairs.column(at.subtile, j) == last) words[j][half][0] = alone;
@@ -365,10 +365,11 @@ struct AccumulatorPairs {
       }
     };
 
-    // The same as vectors of 8 columns: those of a warp's 16 rows, row by row. Vectors at the end of D's rows are zeros.
+    // The same, loaded as vectors of 8 columns: the vectors of a warp's 16 rows, row by row. Vectors past the end of D's rows are
+    // zeros.
     template <class T, int INDEX>
     struct OfMatrix<T, INDEX, true> {
-      Vec16B vecs[COUNT / 2];
+      Vec16B vecs[COUNT / 2];  // (16 rows / rows)
 
       static constexpr int rows = 32 / COUNT;  // that a warp loads at a time
 
@@ -425,13 +426,13 @@ struct AccumulatorPairs {
     template <AuxKind KIND, class T, int INDEX>
     struct Of : Loaded::template Of<KIND, T, INDEX> {
       using From = typename Loaded::template Of<KIND, T, INDEX>;
-      using One = typename From::One;
+      using Bits = typename From::Bits;
 
       template <bool HALVED = false, class At>
       HGEMM_DEVICE void exchange(From const& loaded, At const&) {
         static_cast<From&>(*this) = loaded;
         if constexpr (HALVED) {
-          for (One& one : From::bits) one = halved<T>(one);
+          for (Bits& one : From::bits) one = halved<T>(one);
         }
       }
 
@@ -444,33 +445,33 @@ struct AccumulatorPairs {
     struct Of<Policy::swap_ab ? AuxKind::column : AuxKind::row, T, INDEX> {
       static constexpr AuxKind kind = Policy::swap_ab ? AuxKind::column : AuxKind::row;
       using From = typename Loaded::template Of<kind, T, INDEX>;
-      using One = typename From::One;
-      using Both = typename From::Both;
+      using Bits = typename From::Bits;
+      using PairBits = typename From::PairBits;
 
-      Both words[COUNT];  // a lane's pair of each group
+      PairBits words[COUNT];  // a lane's pair of each group
 
       template <bool HALVED = false, class At>
       HGEMM_DEVICE void exchange(From const& loaded, At const& at) {
         int const pair = at.pairs.thread % 4;
         HGEMM_UNROLL
         for (int j = 0; j < COUNT; ++j) {
-          Both const word = HALVED ? halved<T>(loaded.words[j / 8]) : loaded.words[j / 8];
+          PairBits const word = HALVED ? halved<T>(loaded.words[j / 8]) : loaded.words[j / 8];
           words[j] = atoms::shuffle(word, j % 8 * 4 + pair);
         }
       }
 
       HGEMM_DEVICE float number(int j, int e) const {
-        return atoms::to_float(atoms::from_bits<T>(static_cast<One>(words[j] >> 8 * sizeof(T) * (e % 2))));
+        return atoms::to_float(atoms::from_bits<T>(static_cast<Bits>(words[j] >> 8 * sizeof(T) * (e % 2))));
       }
     };
 
     template <class T, int INDEX>
     struct Of<AuxKind::matrix, T, INDEX> {
       using From = typename Loaded::template Of<AuxKind::matrix, T, INDEX>;
-      using One = typename BitsOf<sizeof(T)>::One;
-      using Both = typename BitsOf<sizeof(T)>::Two;
+      using Bits = typename BitsOf<sizeof(T)>::Bits;
+      using PairBits = typename BitsOf<sizeof(T)>::PairBits;
 
-      Both words[COUNT][2][paired ? 1 : 2];  // a lane's pairs: (COUNT, upper and lower row)
+      PairBits words[COUNT][2][paired ? 1 : 2];  // a lane's pairs: (COUNT, upper and lower row)
 
       template <class At>
       HGEMM_DEVICE void exchange(From const& loaded, At const& at) {
@@ -496,8 +497,8 @@ struct AccumulatorPairs {
       }
 
       HGEMM_DEVICE float number(int j, int e) const {
-        Both const word = words[j][e / 2][paired ? 0 : e % 2];
-        return atoms::to_float(atoms::from_bits<T>(static_cast<One>(paired ? word >> 8 * sizeof(T) * (e % 2) : word)));
+        PairBits const word = words[j][e / 2][paired ? 0 : e % 2];
+        return atoms::to_float(atoms::from_bits<T>(static_cast<Bits>(paired ? word >> 8 * sizeof(T) * (e % 2) : word)));
       }
     };
   };
@@ -523,7 +524,7 @@ struct AccumulatorPairs {
   struct OutOfSubtile {
     template <OutKind KIND, class T, int INDEX, int SLOT>
     struct Of {
-      float numbers[COUNT][4];
+      float numbers[COUNT][4];  // (COUNT, a lane's 4 of 8 columns)
 
       HGEMM_DEVICE void put(float x, int j, int e) { numbers[j][e] = x; }
 
@@ -539,8 +540,8 @@ struct AccumulatorPairs {
             for (int i = 0; i < 2 * COUNT; ++i) {
               if (!has<COUNT>(at.subtile, i / 2)) continue;
               Pair const pair = at.pairs.at(at.subtile, i / 2, i % 2);
-              Two const two = {numbers[i / 2][i % 2 * 2], numbers[i / 2][i % 2 * 2 + 1]};
-              store_two(two, pair, first + pair.m * aux.leading + pair.n, aux.leading);
+              FloatPair const values = {numbers[i / 2][i % 2 * 2], numbers[i / 2][i % 2 * 2 + 1]};
+              store_pair(values, pair, first + pair.m * aux.leading + pair.n, aux.leading);
             }
           }
         }
@@ -552,7 +553,7 @@ struct AccumulatorPairs {
         int const lane = at.pairs.thread % 4;
         HGEMM_UNROLL
         for (int first = 0; first < COUNT; first += 2) {
-          uint32_t words[4];
+          uint32_t words[4];  // (2 groups, upper and lower row)
           HGEMM_UNROLL
           for (int i = 0; i < 4; ++i) {
             float const(&number)[4] = numbers[first + i / 2];
@@ -619,26 +620,26 @@ struct AccumulatorPairs {
 
   // Stores a pair to a matrix of any type.
   template <class T>
-  HGEMM_DEVICE static void store_two(Two const& two, Pair const& at, T* to, int64_t leading) {
+  HGEMM_DEVICE static void store_pair(FloatPair const& values, Pair const& at, T* to, int64_t leading) {
     if (!at.first_inside) return;
     if (paired && at.second_inside) {
-      Vec<T, 2> const both = {{atoms::from_float<T>(two.x), atoms::from_float<T>(two.y)}};
+      Vec<T, 2> const both = {{atoms::from_float<T>(values.x), atoms::from_float<T>(values.y)}};
       atoms::st_global(reinterpret_cast<Vec<T, 2>*>(to), both);
     } else {
-      atoms::st_global(to, atoms::from_float<T>(two.x));
-      if (at.second_inside) atoms::st_global(to + (Policy::swap_ab ? leading : 1), atoms::from_float<T>(two.y));
+      atoms::st_global(to, atoms::from_float<T>(values.x));
+      if (at.second_inside) atoms::st_global(to + (Policy::swap_ab ? leading : 1), atoms::from_float<T>(values.y));
     }
   }
 
-  HGEMM_DEVICE void store(Two const& two, Pair const& at, int batch) const {
+  HGEMM_DEVICE void store(FloatPair const& values, Pair const& at, int batch) const {
     if (!at.first_inside) return;
     Out* const to = d_at(at, batch);
     if (paired && at.second_inside) {
-      Vec<Out, 2> const both = {{atoms::from_float<Out>(two.x), atoms::from_float<Out>(two.y)}};
+      Vec<Out, 2> const both = {{atoms::from_float<Out>(values.x), atoms::from_float<Out>(values.y)}};
       atoms::st_global(reinterpret_cast<Vec<Out, 2>*>(to), both);
     } else {
-      atoms::st_global(to, atoms::from_float<Out>(two.x));
-      if (at.second_inside) atoms::st_global(to + (Policy::swap_ab ? problem.ldd : 1), atoms::from_float<Out>(two.y));
+      atoms::st_global(to, atoms::from_float<Out>(values.x));
+      if (at.second_inside) atoms::st_global(to + (Policy::swap_ab ? problem.ldd : 1), atoms::from_float<Out>(values.y));
     }
   }
 };
@@ -651,7 +652,7 @@ template <class Policy>
 struct Epilogue {
   using Out = typename Policy::Out;
   using Pairs = AccumulatorPairs<Policy>;
-  using Two = typename Pairs::Two;
+  using FloatPair = typename Pairs::FloatPair;
 
   // ---- Sizes ------------------------------------------------------------------------------------------------------
 
@@ -659,7 +660,7 @@ struct Epilogue {
   static constexpr bool by_tma = Boxes::by_tma;
   static constexpr int vec_elements = 16 / sizeof(Out);  // of a 16-byte vector
   static constexpr int columns = Boxes::columns;         // of a subtile
-  static constexpr int parts = accumulators_of<Policy>;  // of an element of D: neighbouring groups of 8 columns
+  static constexpr int gated_parts = accumulators_of<Policy>;  // 2 if D is of gated pairs: neighbouring groups of 8 columns
   static constexpr int tile_columns = Boxes::tile_columns, last_columns = Boxes::last_columns;
   static constexpr int subtiles = (tile_columns + columns - 1) / columns;
   static constexpr int box_width = Boxes::box_width, box_bytes = Boxes::box_bytes, groups = Boxes::groups, step = Boxes::step;
@@ -693,21 +694,21 @@ struct Epilogue {
     static constexpr int registers = IN_PAIRS ? 2 : 4;
 
     int batch, row_first, column_first, count;
-    uint32_t bits[parts * columns / 8][registers];  // (columns / 8, parts), 4 floats or 2 pairs of halves
+    uint32_t bits[gated_parts * columns / 8][registers];  // (columns / 8, gated_parts), 4 floats or 2 pairs of halves
 
     // Sets the place in D of subtile `index` of blocks whose first element is at (row_first, column_first).
     HGEMM_DEVICE void place(int index, int batch_of_d, int first_row, int first_column) {
       int const column = index % subtiles * columns;
       batch = batch_of_d;
       row_first = first_row + index / subtiles * 64;
-      column_first = first_column / parts + column;
+      column_first = first_column / gated_parts + column;
       count = tile_columns - column < columns ? tile_columns - column : columns;
     }
 
     // Sets the accumulators of the column groups that a tile's last subtile lacks.
     HGEMM_DEVICE void clear_from(int first) {
       HGEMM_UNROLL
-      for (int j = 0; j < parts * columns / 8; ++j) {
+      for (int j = 0; j < gated_parts * columns / 8; ++j) {
         HGEMM_UNROLL
         for (int r = 0; r < registers && j >= first; ++r) bits[j][r] = 0;
       }
@@ -719,9 +720,9 @@ struct Epilogue {
       HGEMM_UNROLL
       for (int here = 0; here < Accumulators::mma_m * subtiles; ++here) {
         if (here != index) continue;
-        int const block = here / subtiles, first = here % subtiles * (parts * columns / 8);
+        int const block = here / subtiles, first = here % subtiles * (gated_parts * columns / 8);
         HGEMM_UNROLL
-        for (int j = 0; j < parts * columns / 8 && first + j < Accumulators::mma_n; ++j) {
+        for (int j = 0; j < gated_parts * columns / 8 && first + j < Accumulators::mma_n; ++j) {
           HGEMM_UNROLL
           for (int r = 0; r < registers; ++r) bits[j][r] = accumulators.bits(block, first + j, r);
         }
@@ -740,9 +741,9 @@ struct Epilogue {
           pick_by_branches<FIRST + COUNT / 2, COUNT - COUNT / 2>(accumulators, index, copied);
         }
       } else {
-        constexpr int block = FIRST / subtiles, first = FIRST % subtiles * (parts * columns / 8);
+        constexpr int block = FIRST / subtiles, first = FIRST % subtiles * (gated_parts * columns / 8);
         HGEMM_UNROLL
-        for (int j = 0; j < parts * columns / 8 && first + j < Accumulators::mma_n; ++j) {
+        for (int j = 0; j < gated_parts * columns / 8 && first + j < Accumulators::mma_n; ++j) {
           HGEMM_UNROLL
           for (int r = 0; r < registers; ++r) bits[j][r] = copied(accumulators.bits(block, first + j, r), j, r);
         }
@@ -779,7 +780,7 @@ struct Epilogue {
     for (int index = first; index < Partials::subtiles; index += step) {
       EpilogueSubtile<false> subtile;
       subtile.place(index, batch, row_first, column_first);
-      partials.add(subtile.bits, index, parts * subtile.count / 8);
+      partials.add(subtile.bits, index, gated_parts * subtile.count / 8);
       finish_subtile<false, Policy::bias, reuses_stages(Partials::shares)>(subtile, adds_c, Picked{});
     }
   }
@@ -854,7 +855,7 @@ struct Epilogue {
     for (int index = 0; index < COUNT; ++index) {
       subtile.place(index, batch, row_first, column_first);
       subtile.pick(accumulators, index);
-      float results[columns / 8][4];
+      float results[columns / 8][4];  // (columns / 8, a lane's 4)
       combine<false, BIAS>(subtile, results, Picked{});
       activate_all(subtile.count, results);
       put_subtile(subtile, results, shared.subtile[consumer][index]);
@@ -870,19 +871,19 @@ struct Epilogue {
 
   // Whether the subtiles of a gated pair are unrolled: without inputs and in a short expression, as silu(gate) * up.
   HGEMM_DEVICE static constexpr bool unrolls_pairs() {
-    if constexpr (parts == 2) return operands_of<Policy> == 0 && !Policy::Expression::is_long;
+    if constexpr (gated_parts == 2) return operands_of<Policy> == 0 && !Policy::Expression::is_long;
     return false;
   }
 
-  // Whether warp s stores the boxes of stage s: for an expression with many narrow subtiles. Otherwise warp 0 stores all, and a
-  // subtile has a second barrier.
-  static constexpr bool takes_turns = by_tma && has_expression<Policy> && parts == 1 && columns <= 32 &&
+  // Whether warp s stores the boxes of stage s: for an expression whose subtiles have at most 32 columns. Otherwise warp 0 stores
+  // all boxes, and each subtile has a second barrier.
+  static constexpr bool takes_turns = by_tma && has_expression<Policy> && gated_parts == 1 && columns <= 32 &&
                                       Policy::epilogue_stages > 1 && Policy::epilogue_stages <= 4;
   HGEMM_DEVICE static bool stores_boxes(int warp) { return takes_turns ? warp < Policy::epilogue_stages : warp == 0; }
 
   // Whether a narrower last subtile skips the columns that it lacks. In the loop of an expression, branches for this separate the
-  // instructions of its column groups. So the loop computes all groups if at most a tenth of a tile's columns is in vain. The TMA does
-  // not store their boxes.
+  // instructions of its column groups. So the loop computes all groups if at most a tenth of a tile's columns is wasted. The TMA does
+  // not store the boxes of those.
   HGEMM_DEVICE static constexpr bool skips_columns() {
     constexpr int lacking = columns - last_columns;
     return lacking > 0 && !(by_tma && has_expression<Policy> && !unrolls_pairs() && lacking * 10 <= tile_columns);
@@ -954,7 +955,7 @@ struct Epilogue {
   }
 
   // Whether D's rows end within a 16-byte vector. Those of a gated pair have a multiple of 8 columns.
-  HGEMM_DEVICE bool ends_within_vec() const { return parts == 1 && columns_of_d<Policy>(problem) % vec_elements != 0; }
+  HGEMM_DEVICE bool ends_within_vec() const { return gated_parts == 1 && columns_of_d<Policy>(problem) % vec_elements != 0; }
 
   // Whether a warpgroup fills a stage again, if it finishes so many subtiles of an item.
   HGEMM_DEVICE static constexpr bool reuses_stages(int of_item) {
@@ -966,7 +967,7 @@ struct Epilogue {
     constexpr bool through_boxes = matrices_of<Policy> > 0 && Pairs::template in_vecs<Out>;
     constexpr bool waits = REUSES_STAGES && !takes_turns;
     if constexpr (through_boxes) wait_for_boxes<waits>();
-    float results[columns / 8][4];
+    float results[columns / 8][4];  // (columns / 8, a lane's 4)
     if (!PLAIN && adds_c) {
       combine<true, BIAS>(subtile, results, pick, loaded...);
     } else {
@@ -1061,8 +1062,8 @@ struct Epilogue {
       if (skips_columns() && j >= subtile.count / 8) continue;
       HGEMM_UNROLL
       for (int e = 0; e < 4; ++e) {
-        float const first = Pairs::accumulator(subtile.bits[parts * j], e);
-        float const second = parts == 2 ? Pairs::accumulator(subtile.bits[parts * j + parts - 1], e) : 0.f;
+        float const first = Pairs::accumulator(subtile.bits[gated_parts * j], e);
+        float const second = gated_parts == 2 ? Pairs::accumulator(subtile.bits[gated_parts * j + gated_parts - 1], e) : 0.f;
         results[j][e] = Policy::Expression::template apply<Pick::adds>(first, second, inputs, outputs, problem, j, e);
       }
     }
@@ -1110,28 +1111,28 @@ struct Epilogue {
   template <class Subtile>
   HGEMM_DEVICE void put_groups(Subtile const& subtile, float const (&results)[columns / 8][4], int j,
                                unsigned char* boxes) const {
-    Two two[2 * step];  // (step, upper and lower row)
+    FloatPair values[2 * step];  // (step, upper and lower row)
     HGEMM_UNROLL
-    for (int i = 0; i < 2 * step; ++i) two[i] = {results[j + i / 2][i % 2 * 2], results[j + i / 2][i % 2 * 2 + 1]};
+    for (int i = 0; i < 2 * step; ++i) values[i] = {results[j + i / 2][i % 2 * 2], results[j + i / 2][i % 2 * 2 + 1]};
     if constexpr (!by_tma) {
       HGEMM_UNROLL
-      for (int i = 0; i < 2 * step; ++i) pairs.store(two[i], pairs.at(subtile, j + i / 2, i % 2), subtile.batch);
+      for (int i = 0; i < 2 * step; ++i) pairs.store(values[i], pairs.at(subtile, j + i / 2, i % 2), subtile.batch);
     } else if constexpr (sizeof(Out) == 2) {
-      write_halves(two, j, boxes);
+      write_halves(values, j, boxes);
     } else {
       HGEMM_UNROLL
-      for (int i = 0; i < 2 * step; ++i) write_floats(two[i], j + i / 2, i % 2, boxes);
+      for (int i = 0; i < 2 * step; ++i) write_floats(values[i], j + i / 2, i % 2, boxes);
     }
   }
 
   // ---- By TMA -----------------------------------------------------------------------------------------------------
 
   // Four 8x8 matrices, or two: lane l addresses a row of matrix l / 8.
-  HGEMM_DEVICE void write_halves(Two const (&two)[2 * step], int j, unsigned char* boxes) const {
+  HGEMM_DEVICE void write_halves(FloatPair const (&values)[2 * step], int j, unsigned char* boxes) const {
     int const warp = thread / 32, lane = thread % 32;
-    uint32_t r[2 * step];
+    uint32_t r[2 * step];  // (step, upper and lower row)
     HGEMM_UNROLL
-    for (int i = 0; i < 2 * step; ++i) r[i] = atoms::pack<Out>(two[i].x, two[i].y);
+    for (int i = 0; i < 2 * step; ++i) r[i] = atoms::pack<Out>(values[i].x, values[i].y);
     unsigned char* const box = boxes + (Policy::swap_ab ? 0 : j / groups * box_bytes);
     int const in_box = j % groups;
     if constexpr (Policy::swap_ab) {
@@ -1145,11 +1146,11 @@ struct Epilogue {
     }
   }
 
-  HGEMM_DEVICE void write_floats(Two const& two, int j, int half, unsigned char* boxes) const {
+  HGEMM_DEVICE void write_floats(FloatPair const& values, int j, int half, unsigned char* boxes) const {
     int const row = thread / 32 * 16 + thread % 32 / 4 + half * 8, column = j * 8 + thread % 4 * 2;
     unsigned char* const box = boxes + column / box_width * box_bytes;
     unsigned char* const to = box + Boxes::offset(row, column % box_width / 4) + column % 4 * 4;
-    atoms::st_shared(reinterpret_cast<Vec8B*>(to), Vec8B{atoms::float_bits(two.x), atoms::float_bits(two.y)});
+    atoms::st_shared(reinterpret_cast<Vec8B*>(to), Vec8B{atoms::float_bits(values.x), atoms::float_bits(values.y)});
   }
 
   template <class Subtile>

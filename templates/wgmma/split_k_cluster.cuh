@@ -13,7 +13,7 @@ template <class Policy, class Accumulators, class Threads, class Epilogue>
 struct SplitKCluster {
   static constexpr int splits = Policy::splits;
   static constexpr int mma_n = Accumulators::mma_n;
-  static constexpr int groups = Epilogue::parts * Epilogue::columns / 8;  // of 8 columns of a subtile's accumulators
+  static constexpr int groups = Epilogue::gated_parts * Epilogue::columns / 8;  // of 8 columns of a subtile's accumulators
   static constexpr int subtiles = Accumulators::mma_m * Epilogue::subtiles;
   static constexpr int shares = (subtiles + splits - 1) / splits;  // most subtiles of a CTA
   static constexpr int vecs = shares * groups * Threads::count;    // from one CTA

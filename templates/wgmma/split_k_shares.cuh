@@ -20,7 +20,7 @@ struct SplitKShares {
   using Partials = SplitK<Policy, Accumulators, Threads>;
   using Finish = Epilogue<SharePolicy<Policy>>;
   static constexpr int mma_n = Accumulators::mma_n;
-  static constexpr int groups = Finish::parts * Finish::columns / 8;  // of 8 columns of a subtile's accumulators
+  static constexpr int groups = Finish::gated_parts * Finish::columns / 8;  // of 8 columns of a subtile's accumulators
   static constexpr int subtiles = Accumulators::mma_m * Finish::subtiles, shares = subtiles;
   // Splits whose partials of a subtile are loaded at once.
   static constexpr int ahead = Policy::partials_in_flight > groups ? Policy::partials_in_flight / groups : 1;
@@ -92,10 +92,10 @@ struct SplitKShares {
   HGEMM_DEVICE void add(uint32_t (&sums)[groups][4], int index, int count) const {
     int const vec = index / Finish::subtiles * mma_n + index % Finish::subtiles * groups;
     Vec16B const* const from = partials + vec * Threads::count;  // (splits, mma_m, mma_n, threads)
-    float floats[groups][4] = {};
+    float floats[groups][4] = {};  // (groups, 4)
     HGEMM_NO_UNROLL
     for (uint32_t first = 0; first < splits; first += ahead) {
-      Vec16B loaded[ahead][groups];
+      Vec16B loaded[ahead][groups];  // (splits, groups)
       HGEMM_UNROLL
       for (uint32_t i = 0; i < ahead; ++i) {
         Vec16B const* const partial = from + uint64_t(first + i) * Partials::vecs;

@@ -17,7 +17,7 @@ from cutlass import BFloat16, Boolean, Float16, Float32, Int8, Int32, Int64, Uin
 from cutlass.cute.nvgpu import LoadCacheMode, cpasync, warp
 from cutlass.memory import SmemAllocator
 
-# ---- The variant ----------------------------------------------------------------------------------------------------
+# ---- The kernel -----------------------------------------------------------------------------------------------------
 
 SYMBOL = "hgemm_sm80_nt_f16_f32_f16_64x64x32_s4_c0638099"
 Element, ElementOut, Accumulator = Float16, Float16, Float32
