@@ -581,7 +581,7 @@ FIELDS = (
         _switch,
         TILES,
         "ON/OFF",
-        "wgmma: multiply B and A transposed, for small m.",
+        "wgmma: compute the transposed product B^T A^T, for small m.",
         families=(_WGMMA,),
     ),
     Field(

@@ -65,10 +65,9 @@ Kernels for the GPU's own architecture are preferred, then machine code for an o
 
 \b
   measured   the fastest kernel that `hgemm tune` measured on this problem
-  near       the smallest estimate of all kernels, corrected: `hgemm tune` measured this one on similar problems
-  shipped    the smallest estimate of all kernels, if `hgemm tune` did not measure this one on similar problems;
-             measurements that ship with hgemm have calibrated the estimate
-  estimated  the same, but the cost model alone estimates the kernel
+  near       the kernel with the smallest estimate; measurements of `hgemm tune` on similar problems have corrected it
+  shipped    the kernel with the smallest estimate; measurements that ship with hgemm have calibrated it
+  estimated  the kernel with the smallest estimate of the cost model alone
 
 Estimates are clocks of an SM, by the cost model of `hgemm explain --m`.
 

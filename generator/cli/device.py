@@ -428,7 +428,7 @@ From then on, the library and its exports select by these measurements.
 
 Candidates are kernels of the library, and specs of search tables that are not built yet: nearly all tiles on sm_90a. `hgemm tune`
 ranks them by the cost model, and by the model corrected with measurements of nearby problems. At least 2 of 5 candidates are
-kernels that the library had before this run, if it has so many. Worker processes build missing kernels while the GPU measures.
+kernels that the library had before this run, if it has that many. Worker processes build missing kernels while the GPU measures.
 
 A kernel that leaves options to the launch, such as the splits of k, is screened with several (--options). The best ones are
 stored with its time, and launches take them.

@@ -37,6 +37,8 @@ from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 
 DEFAULT_COLUMNS = "registers smem_bytes ctas_per_sm spilled warp_tile schedule copy occupancy".split()
 """Columns beside those that were filtered or sorted by. The symbol, which comes last, has the other usual fields."""
+_COMPUTED = ("bias", "activation", "beta")
+"""Fields that say what a kernel computes. If kernels differ in one, its column precedes the other ones."""
 _INSTRUCTION = "sass_"
 """The beginning of the fields that count an instruction of the machine code. A library has about 85 of them."""
 
@@ -46,7 +48,7 @@ The table shows the fields that were filtered or sorted by, then the fields in w
 they fit 100 columns (or the terminal), then the symbol. --columns, --csv and --json are complete.
 
 --where compares fields with numbers and texts by < <= = != >= >, matches texts by like 'a*b', and joins conditions by and, or,
-not and parentheses. A field alone must be true. --fields lists the fields.
+not and parentheses. A field alone selects the kernels for which it is true. --fields lists the fields.
 
 \b
 Examples:
@@ -112,8 +114,7 @@ def list_command(
     elif named:
         click.echo(to_text(rows, named), nl=False)
     else:
-        filtered = [*fields_in(condition_of(selection)), *["epilogue"] * bool(selection.epilogue)]
-        _print_table(rows, [*filtered, sort.lstrip("-")])
+        _print_table(rows, [*fields_in(condition_of(selection)), sort.lstrip("-")])
 
 
 def _meanings(names: Sequence[str]) -> str:
@@ -139,7 +140,8 @@ def _present(rows: list[dict[str, Scalar]]) -> list[str]:
 
 def _print_table(rows: list[dict[str, Scalar]], required: list[str]) -> None:
     other = differing({name: {row.get(name) for row in rows} for name in BY_FIELD})
-    table = fitted(rows, required, ["registers", *other, *DEFAULT_COLUMNS], line_width())
+    computed = [name for name in _COMPUTED if name in other]
+    table = fitted(rows, required, ["registers", *computed, *other, *DEFAULT_COLUMNS], line_width())
     click.echo(table.text, nl=False)
     note = table.note("--columns NAMES shows them")
     if note:

@@ -407,7 +407,7 @@ _PROBLEMS = (
         "--epilogue",
         default="",
         metavar="EPILOGUE",
-        help="Measure the kernels of this epilogue: a formula or FILE.py:FUNCTION. `python -m` takes formulas only.",
+        help="Measure the kernels of this epilogue: a formula or, if the generator is installed, FILE.py:FUNCTION.",
     ),
 )
 
@@ -427,7 +427,8 @@ def options_option(default: int) -> Callable[[Function], Function]:
         "--options",
         click.IntRange(1),
         default,
-        "Launch options to measure of each kernel that leaves some open, such as its splits: those with the lowest estimates.",
+        "For each kernel that leaves options to the launch, such as the splits of k: how many of them to measure, those with the "
+        "lowest estimates.",
     )
 
 
