@@ -194,7 +194,7 @@ def c_command(library: Path, paper: bool, json_path: Path | None) -> None:
         "device": device,
         "host": platform.processor() or platform.machine(),
         "date": datetime.date.today().isoformat(),
-        "variants": len(without_maps(opened)),
+        "kernels": len(without_maps(opened)),
         "problem": "x".join(map(str, EXTENTS)),
         "rounds": len(lines),
         **{

@@ -254,7 +254,7 @@ def main(argv: list[str] | None = None) -> int:
         machine=about,
         arch=args.arch,
         tile="128x128x32",
-        warm_variants=MANY.count(","),
+        warm_kernels=MANY.count(","),
         tools={
             tool.name: dict(command=tool.command)
             | describe(results[tool.name][0]["output"])
@@ -278,7 +278,7 @@ def counted(output: str) -> dict:
         records = json.loads(output)
     except json.JSONDecodeError:
         return {}
-    return dict(variants=len(records)) if isinstance(records, list) else {}
+    return dict(kernels=len(records)) if isinstance(records, list) else {}
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def rounded(value: Any, digits: int = 4) -> Any:
 
 def bench(document: Mapping[str, Any]) -> dict[str, Any]:
     """Condense what `hgemm bench --keep` wrote: of each problem our figures, the baseline's first and best, clock and power."""
-    head = {key: one for key, one in document.items() if key not in ("variants", "results", "hung", "lost")}
+    head = {key: one for key, one in document.items() if key not in ("kernels", "variants", "results", "hung", "lost")}
     return rounded({**head, "results": [_result(one) for one in document["results"]]})
 
 
@@ -84,11 +84,11 @@ def verification(document: Mapping[str, Any]) -> dict[str, Any]:
     tools = any("tool" in one for one in document["results"])
     return {
         **{key: one for key, one in document.items() if key != "results"},
-        "results": _tools(document["results"]) if tools else [_variant(one) for one in document["results"]],
+        "results": _tools(document["results"]) if tools else [_kernel_row(one) for one in document["results"]],
     }
 
 
-def _variant(result: Mapping[str, Any]) -> dict[str, Any]:
+def _kernel_row(result: Mapping[str, Any]) -> dict[str, Any]:
     checks = result["checks"]
     row = {
         "symbol": result["symbol"],

@@ -67,15 +67,15 @@ class Kernel:
     @property
     def defines(self) -> list[str]:
         values = dict(
-            VARIANT_ACC=self.acc,
+            ACC_BITS=self.acc,
             TILE_M=self.tile[0],
             TILE_N=self.tile[1],
             TILE_K=self.tile[2],
             WARP_M=self.warp[0],
             WARP_N=self.warp[1],
-            VARIANT_STAGES=self.stages,
+            STAGES=self.stages,
         )
-        return [f'-DVARIANT_NAME="{self.name}"', *(f"-D{name}={value}" for name, value in values.items())]
+        return [f'-DKERNEL_NAME="{self.name}"', *(f"-D{name}={value}" for name, value in values.items())]
 
 
 # Large-problem tiles of cutlass_library's list for s16816/h16816, with the stages it gives them and their neighbours.

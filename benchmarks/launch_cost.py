@@ -25,7 +25,7 @@ from generator.device_check import open_kernel
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.bench.device import Watchdog
-from hgemm.bench.measure import OutputSample, Variant, open_context, open_race
+from hgemm.bench.measure import KernelContender, OutputSample, open_context, open_race
 from hgemm.bench.operands import Operands
 from hgemm.bench.protocol import Protocol, Ratio, round_times
 from hgemm.bench.work import Work
@@ -109,7 +109,7 @@ def problems(tile: str, contest: str) -> Iterator[tuple[str, Work]]:
 
 
 @dataclass
-class Pinned(Variant):
+class Pinned(KernelContender):
     """A kernel with the options of its launch, a bias if wanted, and a name of its own."""
 
     label: str = ""

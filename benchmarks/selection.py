@@ -34,7 +34,7 @@ from hgemm.dispatch_table import DispatchTable, estimate_clocks, row_of
 from hgemm.errors import LibraryError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.measured import MeasuredProblem, MeasuredVariant, Result, Session, VariantTime, best_known, read_sessions
+from hgemm.measured import KernelTime, MeasuredKernel, MeasuredProblem, Result, Session, best_known, read_sessions
 from hgemm.record import current_spec
 from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target
@@ -69,11 +69,11 @@ class Measured:
         """Return the times on some problems as a session, the fastest kernel first."""
         symbols = [record["symbol"] for record in self.records]
         places = {symbol: place for place, symbol in enumerate(symbols)}
-        tested = tuple(MeasuredVariant(record["symbol"], record["key"], {}) for record in self.records)
+        tested = tuple(MeasuredKernel(record["symbol"], record["key"], {}) for record in self.records)
         results = []
         for problem in problems:
             ordered = sorted(self.times_us[problem].items(), key=lambda item: item[1])
-            times = tuple(VariantTime(places[symbol], time_us) for symbol, time_us in ordered)
+            times = tuple(KernelTime(places[symbol], time_us) for symbol, time_us in ordered)
             results.append(Result(problem, "steady", "", times))
         return Session({"device": "", "capability": self.capability, "sms": self.sms}, tested, tuple(results), ())
 
@@ -178,7 +178,7 @@ def agreement(one: Sessions, other: Sessions) -> dict[str, Any]:
 
 def _orders(sessions: Sessions) -> dict[MeasuredProblem, Order]:
     return {
-        result.problem: {session.variants[time.variant].symbol: (time.time_us, time.rounds) for time in result.times}
+        result.problem: {session.kernels[time.index].symbol: (time.time_us, time.rounds) for time in result.times}
         for session in sessions
         for result in session.results
         if result.state == "steady"
@@ -299,7 +299,7 @@ def left_out_command(data: Path, library: Path | None, splits: int, part: float,
     worst = sorted((value, problem.extents) for one in drawn for problem, value in one.items())[:5]
     figures = {
         "problems": len(measured.times_us),
-        "variants": len(measured.records),
+        "kernels": len(measured.records),
         "left_out": part,
         "splits": splits,
         "of_best": round(geometric_mean(together), 4),
@@ -326,7 +326,7 @@ def covers_command(files: tuple[Path, ...], loss: str, json_path: Path | None) -
         found = [cover(measured, percent / 100) for measured in data]
         together = [value for _, values in found for value in values]
         figures[f"{percent:g}"] = {
-            "variants": [count for count, _ in found],
+            "kernels": [count for count, _ in found],
             "of_best": round(geometric_mean(together), 4),
             "of_best_by_file": [round(geometric_mean(values), 4) for _, values in found],
             "p10": round(percentile(together, 10), 4),

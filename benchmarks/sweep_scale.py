@@ -99,7 +99,7 @@ def planning(spec: Path) -> dict[str, float]:
     planned = time.perf_counter()
     for plan in plans:
         prepare(plan, templates_folder())
-    return {"variants": len(plans), "plan_s": planned - start, "emit_and_key_s": time.perf_counter() - planned}
+    return {"kernels": len(plans), "plan_s": planned - start, "emit_and_key_s": time.perf_counter() - planned}
 
 
 def setting(spec: Path, library: Path, jobs: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _watched(words: list[str], parent_of_workers: int | None, kill: bool) -> dic
         raise SystemExit("".join(lines[-20:]))
     return {
         "seconds": seconds,
-        "variants_per_s": len(reported) / seconds,
+        "kernels_per_s": len(reported) / seconds,
         "killed": killed,
         "points": points,
         "reported": reported,

@@ -29,7 +29,7 @@ from generator.store.library import Library
 from generator.sweep import read_spec_file, sweep
 from hgemm.bench.baselines import CublasLt
 from hgemm.bench.device import Watchdog
-from hgemm.bench.measure import BASELINE, OURS, Variant, open_context, open_race
+from hgemm.bench.measure import BASELINE, OURS, KernelContender, open_context, open_race
 from hgemm.bench.operands import Operands
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.work import Work
@@ -62,7 +62,7 @@ PROTOCOL = Protocol(screen_ms=1.0, screen_samples=5, sets_max=48, l2_multiple=2.
 
 
 @dataclass
-class Stamped(Variant):
+class Stamped(KernelContender):
     """A kernel whose workspace takes the stamps."""
 
     def bind(self, operands: Operands, stream: int) -> list[Any]:

@@ -183,7 +183,7 @@ def _summed_up(rows: list[dict], document: dict, device: str, driver_version: in
         name: Counter(row["stands"] for row in rows if (row["library"] == SOUND) == sound)
         for name, sound in (("sound", True), ("faulty", False))
     }
-    variants = len({(row["library"], row["symbol"]) for row in rows})
+    kernels = len({(row["library"], row["symbol"]) for row in rows})
     for name, count in counts.items():
         print(f"{name} kernels: " + ", ".join(f"{n} cases {word}" for word, n in sorted(count.items())))
     for row in rows:
@@ -197,7 +197,7 @@ def _summed_up(rows: list[dict], document: dict, device: str, driver_version: in
             "driver": driver_version,
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
             "executor": document["executor"],
-            "variants": variants,
+            "kernels": kernels,
             "counts": counts,
             "latent": [row for row in rows if row["stands"] == "latent"],
             "disagreements": [row for row in rows if row["stands"] == "disagrees"],

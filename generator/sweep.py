@@ -353,14 +353,19 @@ def _epilogue_words(text: str) -> dict[str, Any]:
 
 
 def read_spec_file(path: Path) -> list[Texts]:
-    """Read a TOML file: options, whose lists are swept, and a `[[variant]]` table for each group of further options.
+    """Read a TOML file: options, whose lists are swept, and a `[[kernel]]` table for each group of further options.
 
+    Older files name these tables `[[variant]]`.
     Raises: RequestError if the file cannot be read, is not TOML, or has unknown options.
     """
     document = read_toml(path)
-    tables = document.pop("variant", [{}])
+    if "kernel" in document and "variant" in document:
+        raise RequestError(
+            f"spec file {path}: it has tables [[kernel]] and [[variant]], the older name: use one of them"
+        )
+    tables = document.pop("variant", document.pop("kernel", [{}]))
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise RequestError(f"spec file {path}: write each group as a table [[variant]]")
+        raise RequestError(f"spec file {path}: write each group as a table [[kernel]]")
     common = texts_in(document, path)
     return [over(common, texts_in(table, path)) for table in tables]
 

@@ -72,7 +72,7 @@ _HEADER = fields(
         "dram_gbytes_per_s": integer(low=0, high=1_000_000),
     },
 )
-_VARIANT = fields(
+_KERNEL = fields(
     {
         "symbol": SYMBOL,
         "key": text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal"),
@@ -98,7 +98,7 @@ _MIN_TIME_US = 1e-6
 
 @check({"type": "array"})
 def _check_times(value: Any, field: str) -> None:
-    """Accept a list of [variant, time_us] or [variant, time_us, spread_us, rounds].
+    """Accept a list of [kernel, time_us] or [kernel, time_us, spread_us, rounds].
 
     A session has thousands of them, so one function checks them all.
     """
@@ -107,7 +107,7 @@ def _check_times(value: Any, field: str) -> None:
     for at, time in enumerate(value):
         if type(time) is not list or len(time) not in (2, 4) or type(time[0]) is not int:
             raise Mismatch(
-                f"{field}[{at}] must be the number of a variant and a time, then optionally a spread and rounds"
+                f"{field}[{at}] must be the number of a kernel and a time, then optionally a spread and rounds"
             )
         if any(type(one) not in (int, float) or not 0 <= one < 1e18 for one in time):
             raise Mismatch(f"{field}[{at}] must have finite numbers from 0")
@@ -118,12 +118,12 @@ _MAX_SPLITS, _MAX_RASTER_TILES = 2**16, 2**16
 
 @check({"type": "array"})
 def _check_options(value: Any, field: str) -> None:
-    """Accept a list of [variant, splits, whole_tiles, raster_tiles]."""
+    """Accept a list of [kernel, splits, whole_tiles, raster_tiles]."""
     if type(value) is not list:
         raise Mismatch(f"{field} must be a list")
     for at, one in enumerate(value):
         if type(one) is not list or len(one) != 4 or any(type(number) is not int for number in one):
-            raise Mismatch(f"{field}[{at}] must be the numbers of a variant, splits, whole tiles and raster tiles")
+            raise Mismatch(f"{field}[{at}] must be the numbers of a kernel, splits, whole tiles and raster tiles")
         _, splits, whole_tiles, raster_tiles = one
         legal = 1 <= splits <= _MAX_SPLITS and 0 <= whole_tiles <= MAX_EXTENT
         if not (legal and 1 <= abs(raster_tiles) <= _MAX_RASTER_TILES):
@@ -175,7 +175,7 @@ class MeasuredProblem:
 
 
 @dataclass(frozen=True)
-class MeasuredVariant:
+class MeasuredKernel:
     """A kernel that was measured: its symbol, its content key and its toolchain."""
 
     symbol: str
@@ -184,14 +184,14 @@ class MeasuredVariant:
 
 
 @dataclass(frozen=True)
-class VariantTime:
+class KernelTime:
     """The time of one kernel.
 
-    Fields: `variant` is its number in the session. A kernel that was only screened has 0 `rounds`. `options` are those of the
-        launches, None if the kernel leaves none open.
+    Fields: `index` is the kernel's place in the session's `kernels`. `rounds` is 0 for a kernel that was only screened. `options`
+        are those of its launches, None if the kernel leaves none open.
     """
 
-    variant: int
+    index: int
     time_us: float
     spread_us: float = 0.0
     rounds: int = 0
@@ -205,7 +205,7 @@ class Result:
     problem: MeasuredProblem
     state: str
     date: str
-    times: tuple[VariantTime, ...]
+    times: tuple[KernelTime, ...]
     decided: bool = False
     clocks: Mapping[str, Any] | None = None
     baseline: Mapping[str, Any] | None = None
@@ -216,7 +216,7 @@ class Session:
     """The measurements of one run on one device. It may be incomplete. `lines` are those read from the file."""
 
     header: Mapping[str, Any]
-    variants: tuple[MeasuredVariant, ...]
+    kernels: tuple[MeasuredKernel, ...]
     results: tuple[Result, ...]
     lines: tuple[bytes, ...]
 
@@ -286,25 +286,25 @@ def _parse(path: Path, lines: list[bytes]) -> Session:
     _HEADER(entries[0], "the header")
     if entries[0]["session"] != path.stem:
         raise Mismatch(f"its header names session {entries[0]['session']}, not the file")
-    variants: list[MeasuredVariant] = []
+    kernels: list[MeasuredKernel] = []
     results: list[Result] = []
     for number_of_line, entry in enumerate(entries[1:], 2):
         field = f"line {number_of_line}"
         if "symbol" in entry:
-            _VARIANT(entry, field)
-            variants.append(MeasuredVariant(**entry))
+            _KERNEL(entry, field)
+            kernels.append(MeasuredKernel(**entry))
         else:
             _RESULT(entry, field)
-            results.append(_result(entry, field, len(variants)))
-    return Session(entries[0], tuple(variants), tuple(results), tuple(lines[: len(entries)]))
+            results.append(_result(entry, field, len(kernels)))
+    return Session(entries[0], tuple(kernels), tuple(results), tuple(lines[: len(entries)]))
 
 
-def _result(entry: dict[str, Any], field: str, variants: int) -> Result:
-    options = {variant: LaunchOptions(*numbers) for variant, *numbers in entry.pop("options", ())}
-    times = tuple(replace(VariantTime(*time), options=options.get(time[0])) for time in entry["times"])
+def _result(entry: dict[str, Any], field: str, kernels: int) -> Result:
+    options = {kernel: LaunchOptions(*numbers) for kernel, *numbers in entry.pop("options", ())}
+    times = tuple(replace(KernelTime(*time), options=options.get(time[0])) for time in entry["times"])
     for time in times:
-        if time.variant not in range(variants):
-            raise Mismatch(f"{field} uses variant {time.variant}, but no earlier line defines it")
+        if time.index not in range(kernels):
+            raise Mismatch(f"{field} uses kernel {time.index}, but no earlier line defines it")
         if time.time_us < _MIN_TIME_US:
             raise Mismatch(f"{field} has a time of {time.time_us:g} us")
     return Result(**{**entry, "problem": MeasuredProblem(**entry["problem"]), "times": times})
@@ -361,7 +361,7 @@ class SessionWriter:
         self._add([{"schema": SCHEMA, "session": self.name, "date": date, **header}])
 
     def add(
-        self, problem: MeasuredProblem, state: str, tested: Sequence[tuple[MeasuredVariant, VariantTime]], **more: Any
+        self, problem: MeasuredProblem, state: str, tested: Sequence[tuple[MeasuredKernel, KernelTime]], **more: Any
     ) -> None:
         """Append the result of one problem. `tested` is in the order of preference; kernels are numbered here."""
         entries: list[Mapping[str, Any]] = []
@@ -444,13 +444,13 @@ def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[Pro
 
 def _current_times(session: Session, result: Result, keys: Mapping[str, str]) -> dict[str, float]:
     """Return the times by symbol, in the order of the result. Kernels that changed since are left out."""
-    tested = ((session.variants[time.variant], time.time_us) for time in result.times)
+    tested = ((session.kernels[time.index], time.time_us) for time in result.times)
     return {one.symbol: time_us for one, time_us in tested if keys.get(one.symbol) == one.key}
 
 
 def _current_options(session: Session, result: Result, times: Mapping[str, float]) -> dict[str, LaunchOptions]:
     """Return the options of the launches by symbol, of those kernels that have times."""
-    tested = ((session.variants[time.variant].symbol, time.options) for time in result.times)
+    tested = ((session.kernels[time.index].symbol, time.options) for time in result.times)
     return {symbol: options for symbol, options in tested if options and symbol in times}
 
 

@@ -1,4 +1,4 @@
-"""A driver without a GPU that computes each variant of a library that is launched on it, and arrays that lie there."""
+"""A driver without a GPU that computes each kernel of a library that is launched on it, and arrays that lie there."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ CASES = (
 
 
 def trials(traits: LaunchTraits, kernel: ByC) -> list[str]:
-    """Return what is wrong with the products of a variant's kind, at its alignments."""
+    """Return what is wrong with the products of a kernel's kind, at its alignments."""
     wrong = []
     for case in CASES:
         trial = Trial(kernel, case, HostMemory(), CheckOptions(), "normal")
@@ -49,7 +49,7 @@ def main() -> None:
         sort = (traits.layout, traits.dtype_a, traits.dtype_d, traits.bias, traits.activation, traits.epilogue)
         sort = (*sort, traits.pointer_arrays)
         aligned = (traits.align_a, traits.align_b, traits.align_d)
-        # A trial of a split-K variant has a workspace, which C need not use.
+        # A trial of a split-K kernel has a workspace, which C need not use.
         if (
             traits.arch in ("sm_80", "sm_90")
             and traits.takes_beta

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hgemm.measured import MeasuredProblem, MeasuredVariant, Session, SessionWriter, VariantTime, read_session
+from hgemm.measured import KernelTime, MeasuredKernel, MeasuredProblem, Session, SessionWriter, read_session
 from hgemm.problem import LaunchOptions
 
 HEADER = {
@@ -29,12 +29,12 @@ def times(
     times_us: Mapping[str, float],
     keys: Mapping[str, str] | None = None,
     options: Mapping[str, LaunchOptions] | None = None,
-) -> list[tuple[MeasuredVariant, VariantTime]]:
-    """Return the times of variants by symbol, in the order given, as a writer takes them."""
+) -> list[tuple[MeasuredKernel, KernelTime]]:
+    """Return the times of kernels by symbol, in the order given, as a writer takes them."""
     return [
         (
-            MeasuredVariant(symbol, (keys or {}).get(symbol, KEY), {"nvrtc": "13.0"}),
-            VariantTime(0, time_us, 0.1, 15, (options or {}).get(symbol)),
+            MeasuredKernel(symbol, (keys or {}).get(symbol, KEY), {"nvrtc": "13.0"}),
+            KernelTime(0, time_us, 0.1, 15, (options or {}).get(symbol)),
         )
         for symbol, time_us in times_us.items()
     ]

@@ -50,7 +50,7 @@ RESOURCES = {
 
 
 def make_artefacts(symbol: str) -> dict[str, bytes]:
-    """Return the artefacts of a made-up variant: a few bytes each that name it."""
+    """Return the artefacts of a made-up kernel: a few bytes each that name it."""
     return {name: f"{name} of {symbol}\n".encode() for name in ARTEFACTS}
 
 

@@ -1,4 +1,4 @@
-"""A model of the tensor cores' arithmetic and of a whole variant, in NumPy, with faults that can be switched on."""
+"""A model of the tensor cores' arithmetic and of a whole kernel, in NumPy, with faults that can be switched on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hgemm.launch_traits import INPUT, OUTPUT, LaunchTraits
 from hgemm.problem import LAUNCH, Problem
 from hgemm.reference import ACTIVATION_FORMULAS, steps_of
 
-# What a variant is, as its record says; tests replace fields.
+# What a kernel is, as its record says; tests replace fields.
 RECORD = {
     "symbol": "hgemm_test",
     "arch": "sm_90",
@@ -86,7 +86,7 @@ def tensor_core(a: np.ndarray, b: np.ndarray, start: np.ndarray, group: int, bit
 
 
 def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, group: int = 8, bits: int = 25) -> np.ndarray:
-    """Return A B as a variant computes it. Shapes: a (m, k), b (k, n)."""
+    """Return A B as a kernel computes it. Shapes: a (m, k), b (k, n)."""
     k_tiles = -(-a.shape[1] // traits.tile_k)
     total = np.zeros((a.shape[0], b.shape[1]), np.float32)
     for split in range(traits.splits):
@@ -148,7 +148,7 @@ def expression(traits: LaunchTraits, problem: Problem) -> None:
 
 
 def launch(traits: LaunchTraits, problem: Problem, faults: frozenset[str] = frozenset()) -> None:
-    """Compute a problem in the host's memory as a variant would, or as one with faults would."""
+    """Compute a problem in the host's memory as a kernel would, or as one with faults would."""
     places = matrices(problem, traits)
     if traits.epilogue:
         expression(traits, problem)

@@ -162,7 +162,7 @@ def test_recorded_results_are_what_the_library_selects_by(
     assert [(result.state, result.problem.m) for result in session.results] == [
         (state, m) for state in ("model", "steady", "burst") for m in (40, 64)
     ]
-    assert [session.variants[time.variant].symbol for time in session.results[0].times] == ["hgemm_fast", "hgemm_slow"]
+    assert [session.kernels[time.index].symbol for time in session.results[0].times] == ["hgemm_fast", "hgemm_slow"]
     assert session.results[0].times[0].rounds == 3
     device = hgemm.device.open_device()
     (survey,) = open_library(folder).selector(Target.of(device)).surveys.values()

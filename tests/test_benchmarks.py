@@ -53,7 +53,7 @@ def test_compile_time_measures_a_command(tmp_path, capsys):
     assert compile_time.main(["--ours", command, "--batch", command, "--runs", "2", "--json", str(out)]) == 0
     report = json.loads(out.read_text())
     assert report["tools"]["ours"]["cubin_bytes"] == 9 and len(report["tools"]["ours"]["cold_s"]["runs"]) == 2
-    assert report["commands"]["batch"]["variants"] == 1
+    assert report["commands"]["batch"]["kernels"] == 1
     assert sys.executable not in out.read_text()
     assert "ours" in capsys.readouterr().out
 
@@ -192,7 +192,7 @@ def test_the_summary_counts_sound_and_faulty_kernels_apart(tmp_path, capsys) -> 
     path = tmp_path / VERDICTS
     assert verdicts._summed_up(rows, {"executor": "e"}, "GPU", 13000, path) == 0
     found = json.loads(path.read_text())
-    assert found["counts"] == {"sound": {"agrees": 1}, "faulty": {"latent": 1}} and found["variants"] == 2
+    assert found["counts"] == {"sound": {"agrees": 1}, "faulty": {"latent": 1}} and found["kernels"] == 2
     assert capsys.readouterr().out == "sound kernels: 1 cases agrees\nfaulty kernels: 1 cases latent\n"
     assert verdicts._summed_up([], {"executor": "e"}, "GPU", 13000, None) == 1
 

@@ -209,7 +209,7 @@ def test_what_the_family_of_a_kernel_depends_on_is_told_once(capsys, tmp_path: P
 
 def test_a_spec_file_and_options_over_it(capsys, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(
-        'arch = "sm_80"\ntile = "32x32x16"\nstages = [2, 3]\n[[variant]]\nlayout = "nn"\n'
+        'arch = "sm_80"\ntile = "32x32x16"\nstages = [2, 3]\n[[kernel]]\nlayout = "nn"\n'
     )
     arguments = ["--spec", tmp_path / "spec.toml", "--stages", "4", "--dry-run", "--library", tmp_path / "none"]
     _, out, _ = generate(capsys, *arguments)

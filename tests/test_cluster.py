@@ -38,7 +38,7 @@ from generator.sweep import sweep  # noqa: E402
 
 WORKERS = 2
 SWEEP = {**SMALL, "stages": "2:5", "layout": "tn,nn,nt,tt"}
-"""16 variants, which two workers build in batches of 4, and one in batches of 8."""
+"""16 kernels, which two workers build in batches of 4, and one in batches of 8."""
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +62,12 @@ def pids(address: str) -> list[int]:
 
 
 def hashes(library: Library) -> dict[str, tuple[str, dict]]:
-    """Return what identifies each variant of a library: its content key and the hashes of its files."""
+    """Return what identifies each kernel of a library: its content key and the hashes of its files."""
     return {record.symbol: (record.key, record.data["files"]) for record in library.records()}
 
 
 def test_killed_workers_cost_nothing_but_time(address: str, settings: Settings, tmp_path: Path, monkeypatch) -> None:
-    """Both workers are killed: each variant is built, reported and stored once, and equals the local build."""
+    """Both workers are killed: each kernel is built, reported and stored once, and equals the local build."""
     plans, published = sweep([SWEEP]).plans, Counter[str]()
     genuine = Library.publish
 
@@ -110,7 +110,7 @@ def test_what_kills_every_worker_is_named_and_the_rest_is_done(address: str) -> 
 
 
 def test_one_that_does_not_compile_is_kept_here_with_its_log(settings: Settings, monkeypatch) -> None:
-    """What a worker says of a variant is all that the client needs: `failed/` is in its library, paths are its own."""
+    """What a worker says of a kernel is all that the client needs: `failed/` is in its library, paths are its own."""
     failing = Product("hgemm_bad", "failed", 0.1, failure=BuildError("hgemm_bad", "x.cu(3): error: no"), source="text")
     monkeypatch.setattr(Cluster, "products", lambda self, plans: iter([(0, failing)]))
     ((_, outcome),) = make(sweep([SMALL]).plans, settings, 1, Cluster("tcp://host:1"))

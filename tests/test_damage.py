@@ -457,7 +457,7 @@ def test_a_killed_export_leaves_one_whole_and_the_next_one_cleans_up(tmp_path: P
         replace_folder(tmp_path / "new", place)
     assert (place / "file").read_text() == "new" and (tmp_path / "new" / "file").read_text() == "old"
     dead, alive = tmp_path / f".tmp-{DEAD_PID}-{'0' * 16}", tmp_path / temporary_name()
-    aside = tmp_path / f".tmp-{DEAD_PID}-{'1' * 16}.one"  # the only copy of a variant
+    aside = tmp_path / f".tmp-{DEAD_PID}-{'1' * 16}.one"  # the only copy of a kernel
     for path in (dead, alive, aside, tmp_path / ".tmp-mine"):
         path.mkdir()
     remove_abandoned(tmp_path)

@@ -1,4 +1,4 @@
-"""The CPU executor: each of its rules finds a kernel that breaks it, and variants are built once for each content."""
+"""The CPU executor: each of its rules finds a kernel that breaks it, and kernels are built once for each content."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_sanitizers_find_nothing_in_the_executor(host_toolchain: HostToolchain) 
     assert done.returncode == 0 and done.stdout == "clean\n", done.stderr[-3000:]
 
 
-# ==== Building variants for the CPU ===================================================================================
+# ==== Building kernels for the CPU ===================================================================================
 
 TEMPLATES = templates_folder()
 FAKE = """#!/bin/sh
@@ -430,7 +430,7 @@ def test_a_compiler_that_makes_nothing_to_load_is_told_in_one_line(host_compiler
 def test_nothing_is_compiled_twice(fake: Path) -> None:
     first = host_toolchain(fake).executable("hgemm_x", TEXT)
     assert first == host_toolchain(fake).executable("hgemm_x", TEXT) and first.read_text().startswith("object\n")
-    assert len(calls(fake)) == 2  # the executor, and the variant
+    assert len(calls(fake)) == 2  # the executor, and the kernel
     assert host_toolchain(fake).executable("hgemm_x", OTHER) != first and len(calls(fake)) == 3
     assert host_toolchain(fake, flags=("-fsanitize=address",)).executable("hgemm_x", TEXT) != first
     assert len(calls(fake)) == 5
@@ -439,21 +439,21 @@ def test_nothing_is_compiled_twice(fake: Path) -> None:
 
 def test_a_kernel_is_built_as_the_interface_says(fake: Path) -> None:
     host_toolchain(fake).executable("hgemm_x", TEXT)
-    executor, variant = calls(fake)
+    executor, kernel = calls(fake)
     assert "-c" in executor.split() and "executor/executor.cpp" in executor
     for option in ("-std=c++17", "-fPIC", "-shared", "-fwrapv", f"-I {TEMPLATES}"):
-        assert option in variant, option
+        assert option in kernel, option
 
 
 def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def variants() -> int:
+    def kernels() -> int:
         return sum("x c++" in call for call in calls(fake))
 
     subject = proving.Subject("hgemm_x", TEXT, {}, 0)
     path = host_toolchain(fake).executable("hgemm_x", TEXT)
     with pytest.raises(ProofError, match=r"the output of .*fake\+\+ .* cannot be loaded \(.*: set CXX to another"):
         proving.load(subject, host_toolchain(fake))
-    assert variants() == 2 and path.read_text().startswith("object\n")
+    assert kernels() == 2 and path.read_text().startswith("object\n")
 
     def loaded(found: Path, runner: Path, *rest: str) -> bytes:
         content = found.read_bytes()
@@ -462,7 +462,7 @@ def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, mo
     path.write_bytes(b"")
     seal(path)
     monkeypatch.setattr(proving, "SandboxedExecutable", loaded)
-    assert proving.load(subject, host_toolchain(fake)).startswith(b"object\n") and variants() == 3
+    assert proving.load(subject, host_toolchain(fake)).startswith(b"object\n") and kernels() == 3
 
 
 def test_a_changed_header_builds_what_can_include_it_anew(fake: Path, tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ MAX_BYTES = 12 * 2**20
 def test_the_folder_is_what_its_manifest_says(paper_export: Path, paper_library: Library) -> None:
     assert check_manifest(paper_export) == []
     manifest = json.loads((paper_export / "MANIFEST.json").read_text())
-    assert manifest["kernels"].keys() == manifest["variants"].keys()
+    assert manifest["kernels"].keys() == manifest["keys"].keys()
     assert all(kernel.keys() == {"source", "ptx", "cubin", "launch"} for kernel in manifest["kernels"].values())
-    assert manifest["variants"] == {record.symbol: record.key for record in paper_library.records()}
+    assert manifest["keys"] == {record.symbol: record.key for record in paper_library.records()}
     names = {"include/hgemm.h", "include/hgemm.hpp", "lib/libhgemm.a", "lib/libhgemm.so", "lib/pkgconfig/hgemm.pc"}
     assert names <= manifest["files"].keys() and "lib/cmake/hgemm/hgemm-config.cmake" in manifest["files"]
     (paper_export / "more").write_text("")
@@ -159,10 +159,10 @@ def test_no_library_is_written_into_an_export(small_library: Library, tmp_path: 
     library, to = open_library(small_library.folder), tmp_path / "to"
     export(library, to, ExportOptions(library.symbols[:1], compiler="absent"))
     before = sorted(to.rglob("*"))
-    variant = small_library.load(library.symbols[0])
+    kernel = small_library.load(library.symbols[0])
     for folder in (to, to / "library"):
         with pytest.raises(LibraryError, match="an exported C library"):
-            Library(folder).publish(variant.record.data, variant.artefacts)
+            Library(folder).publish(kernel.record.data, kernel.artefacts)
         assert call("generate", "--arch", "sm_89", "--tile", "128x128x32", "--library", folder).returncode != 0
         assert call("hgemm", "pack", "--nk", "64x64", "--arch", "sm_80", "--to", folder).returncode != 0
     assert sorted(to.rglob("*")) == before
@@ -349,7 +349,7 @@ def test_pkg_config_finds_it(paper_export: Path, driver: Path, tmp_path: Path) -
 # ==== Products without k ==============================================================================================
 
 M, N, LDD = 37, 43, 48
-VARIANTS = (
+KERNEL_OPTIONS = (
     {**SMALL, "layout": "tn"},
     {**SMALL, "layout": "nt", "stages": "1"},
     {**SMALL, "layout": "nn", "align": "1"},
@@ -360,7 +360,7 @@ VARIANTS = (
 )
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options.values()))
+@pytest.mark.parametrize("options", KERNEL_OPTIONS, ids=lambda options: "-".join(options.values()))
 def test_d_is_what_is_left_and_nothing_is_read(options: dict[str, str], host_toolchain: HostToolchain) -> None:
     (plan,) = sweep([options]).plans
     kernel = emit(plan, templates_folder())

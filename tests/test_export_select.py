@@ -86,7 +86,7 @@ def measure(paper_library: Library, folder: Path) -> None:
 
 
 def drawn_options(rng: random.Random, record: dict) -> LaunchOptions | None:
-    """Draw options for a variant that leaves some open. Some do not suit the problem."""
+    """Draw options for a kernel that leaves some open. Some do not suit the problem."""
     traits = LaunchTraits.of(record)
     if not (traits.decides_splits or traits.decides_raster) or rng.random() < 0.1:
         return None

@@ -96,7 +96,7 @@ def test_tensors_of_torch_on_the_cpu_are_computed_like_arrays(library: hgemm.Lib
 def test_a_kernel_that_this_version_does_not_write_is_not_run(
     library: hgemm.Library, on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "foreign", lambda variant, templates: "its kernel.cu differs")
+    monkeypatch.setattr(products, "foreign", lambda kernel, templates: "its kernel.cu differs")
     products._executable.cache_clear()
     with pytest.raises(VerificationError, match="its kernel.cu differs, so it does not run on the CPU"):
         library.matmul(draw(16, 16), draw(16, 16).T)

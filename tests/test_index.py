@@ -117,15 +117,15 @@ def test_a_row_left_behind_by_a_failed_update_is_brought_up_to_date(library: Lib
 
 STATEMENTS = {
     "version": "PRAGMA user_version = 1",
-    "tables": "DROP TABLE variants",
-    "rows": "UPDATE variants SET flat = '{'",
-    "one cell": "UPDATE variants SET flat = replace(flat, '128', '129') WHERE symbol = 'k07'",
-    "bytes that are no text": "UPDATE variants SET flat = CAST(x'ff' || flat AS TEXT)",
-    "another type": "UPDATE variants SET flat = 7",
+    "tables": "DROP TABLE kernels",
+    "rows": "UPDATE kernels SET flat = '{'",
+    "one cell": "UPDATE kernels SET flat = replace(flat, '128', '129') WHERE symbol = 'k07'",
+    "bytes that are no text": "UPDATE kernels SET flat = CAST(x'ff' || flat AS TEXT)",
+    "another type": "UPDATE kernels SET flat = 7",
     "measurement": "UPDATE measurements SET time_us = 1.0",
-    "trigger": "CREATE TRIGGER again AFTER INSERT ON variants BEGIN DELETE FROM variants; END",
-    "view": "CREATE VIEW more AS SELECT * FROM variants",
-    "endless view": "DROP TABLE variants; CREATE VIEW variants AS WITH RECURSIVE n(symbol, stamp, flat, hash) AS "
+    "trigger": "CREATE TRIGGER again AFTER INSERT ON kernels BEGIN DELETE FROM kernels; END",
+    "view": "CREATE VIEW more AS SELECT * FROM kernels",
+    "endless view": "DROP TABLE kernels; CREATE VIEW kernels AS WITH RECURSIVE n(symbol, stamp, flat, hash) AS "
     "(SELECT 1, 2, 3, 4 UNION ALL SELECT symbol, stamp, flat, hash FROM n) SELECT * FROM n",
 }
 
@@ -342,7 +342,7 @@ def test_an_architecture_may_be_written_short() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "registers<", "<3", "registers 3", "(registers", "registers)", "registers<=128 and", "'registers'=3"]
-    + ["registers=3; drop table variants", "registers=1e999", "registers=" + "9" * 30, "registers like", "layout='tn"]
+    + ["registers=3; drop table kernels", "registers=1e999", "registers=" + "9" * 30, "registers like", "layout='tn"]
     + ["not", "((((", "registers < and", "layout='\x00'", "layout='\udcff'", "(" * 1000 + "registers", "x" * 5000]
     + [" or ".join(["registers"] * (MAX_COMPARISONS + 1)), "not " * 900 + "registers"],
 )

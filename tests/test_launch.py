@@ -596,7 +596,7 @@ def driver_of_maps(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 
 
 def record_of_maps(shape: tuple[int, int] = (2, 1), operands: str = "abd", rule: str = "one_tile", **spec) -> dict:
-    """Return the record of a variant that loads by TMA, CTA tile 32x48x16, clusters of `shape` tiles."""
+    """Return the record of a kernel that loads by TMA, CTA tile 32x48x16, clusters of `shape` tiles."""
     made = simulated.record(rule, splits=3 if rule == "split_k" else 1, arch="sm_90a", **spec)
     boxes = {"a": (16, 32, 1), "b": (16, 48, 1), "d": (16, 32, 1)}
     swizzles = {"a": 32, "b": 64, "d": 0}

@@ -81,10 +81,10 @@ def test_old_words_of_a_record_are_read_as_the_new_ones(tmp_path: Path) -> None:
 def test_what_is_published_is_loaded(library: Library) -> None:
     record, files = make_record("one")
     folder = library.publish(record, files)
-    variant = library.load("one")
+    kernel = library.load("one")
     assert sorted(path.name for path in folder.iterdir()) == sorted([*files, "record.json"])
-    assert variant.artefacts == files
-    assert variant.record.data == record
+    assert kernel.artefacts == files
+    assert kernel.record.data == record
     assert library.get("two") is None
     assert [found.symbol for found in library.records()] == ["one"]
     assert pickle.loads(pickle.dumps(library)) == library

@@ -45,14 +45,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     writer.close()
     (session,) = read_sessions(tmp_path)
     assert session.header.items() >= {**measured.HEADER, "seed": 7, "session": writer.name}.items()
-    assert [tested.symbol for tested in session.variants] == ["b", "a"]
+    assert [tested.symbol for tested in session.kernels] == ["b", "a"]
     one, other = session.results
     assert (one.problem, one.state, one.decided, one.clocks) == (SQUARE, "steady", True, {"sm_mhz": 1980})
-    assert [(time.variant, time.time_us, time.spread_us, time.rounds) for time in one.times] == [
+    assert [(time.index, time.time_us, time.spread_us, time.rounds) for time in one.times] == [
         (0, 2.0, 0.1, 15),
         (1, 1.5, 0.1, 15),
     ]
-    assert (other.problem.acc, other.state, other.times[0].variant, other.decided) == ("f16", "burst", 1, False)
+    assert (other.problem.acc, other.state, other.times[0].index, other.decided) == ("f16", "burst", 1, False)
 
 
 def test_any_change_of_a_line_is_found_but_a_cut_end_is_none(tmp_path: Path) -> None:
@@ -84,15 +84,15 @@ def test_a_write_that_took_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"times": [[1, 1.0]]}, "line 3 uses variant 1, but no earlier line defines it"),
-        ({"times": [[0.5, 1.0]]}, "times.0. must be the number of a variant and a time"),
+        ({"times": [[1, 1.0]]}, "line 3 uses kernel 1, but no earlier line defines it"),
+        ({"times": [[0.5, 1.0]]}, "times.0. must be the number of a kernel and a time"),
         ({"times": [[0, -1.0]]}, "times.0. must have finite numbers"),
         ({"times": [[0, float("inf")]]}, "times.0. must have finite numbers"),
         ({"times": {}}, "times must be a list"),
         ({"times": [[0, 0]]}, "a time of 0 us"),
-        ({"times": [[0, 1.0, 2.0]]}, "times.0. must be the number of a variant and a time"),
+        ({"times": [[0, 1.0, 2.0]]}, "times.0. must be the number of a kernel and a time"),
         ({"options": [[0, 0, 0, 8]]}, "options.0. has launch options .0, 0, 8., which no launch takes"),
-        ({"options": [[0, 2, 8]]}, "options.0. must be the numbers of a variant, splits, whole tiles"),
+        ({"options": [[0, 2, 8]]}, "options.0. must be the numbers of a kernel, splits, whole tiles"),
         ({"options": {}}, "options must be a list"),
         ({"more": 1}, "more is not a field of this schema"),
         ({"problem": {**SQUARE.plain(), "m": 0}}, "m must be a whole number from 1"),

@@ -1,4 +1,4 @@
-"""Merging: every variant and measurement once, nothing of what cannot be trusted, and no two that differ under one name."""
+"""Merging: every kernel and measurement once, nothing of what cannot be trusted, and no two that differ under one name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def join(*folders: Path, to: Path):
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return every file of the variants of a library."""
+    """Return every file of the kernels of a library."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("[a-z]*/*")}
 
 

@@ -1,4 +1,4 @@
-"""The pipeline: a variant is built once, from what it is made of; what goes wrong with one is told and stops no other."""
+"""The pipeline: a kernel is built once, from what it is made of; what goes wrong with one is told and stops no other."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_a_kernel_is_built_and_then_found(settings: Settings) -> None:
     (second,) = made(SMALL, settings)
     assert (first.status, second.status, first.error) == ("built", "cached", "")
     assert first.record == second.record or first.record.dump() == second.record.dump()
-    variant = settings.library.load(first.symbol)
-    assert {*variant.artefacts} == {*ARTEFACTS}
-    assert variant.artefacts["kernel.cubin"][:4] == b"\x7fELF" and b".target sm_80" in variant.artefacts["kernel.ptx"]
+    kernel = settings.library.load(first.symbol)
+    assert {*kernel.artefacts} == {*ARTEFACTS}
+    assert kernel.artefacts["kernel.cubin"][:4] == b"\x7fELF" and b".target sm_80" in kernel.artefacts["kernel.ptx"]
 
 
 def test_a_record_says_what_was_planned_made_and_found(small_library: Library) -> None:
@@ -304,7 +304,7 @@ def test_one_that_another_process_built_meanwhile_is_not_built_again(settings: S
 
 @pytest.mark.slow
 def test_processes_fill_one_library(tmp_path: Path) -> None:
-    """Four processes, two of each variant."""
+    """Four processes, two of each kernel."""
     library = tmp_path / "library"
     sets = [["--layout", layout, "--stages", "2"] for layout in ("tn", "nt")]
     running = [start("generate", *ARGUMENTS[:4], *sets[place % 2], "--library", library, "-q") for place in range(4)]
@@ -316,7 +316,7 @@ def test_processes_fill_one_library(tmp_path: Path) -> None:
     assert not [path for path in library.iterdir() if path.name.startswith(".tmp")]
 
 
-def variants(library: Path) -> list[Path]:
+def kernels(library: Path) -> list[Path]:
     return [path.parent for path in library.glob("hgemm_*/record.json")]
 
 
@@ -340,7 +340,7 @@ SWEEP = [*ARGUMENTS[:4], "--stages", "2:5", "--layout", "tn,nn", "-j", "2"]
 def test_killed_at_any_moment_it_leaves_a_library_that_the_next_run_completes(tmp_path: Path) -> None:
     library = tmp_path / "library"
     process = start("generate", *SWEEP, "--library", library)
-    wait_for(lambda: variants(library) or process.poll() is not None)
+    wait_for(lambda: kernels(library) or process.poll() is not None)
     workers = children(process.pid)
     assert workers
     os.kill(process.pid, signal.SIGKILL)
@@ -348,7 +348,7 @@ def test_killed_at_any_moment_it_leaves_a_library_that_the_next_run_completes(tm
     assert json.loads(call("hgemm", "list", "--library", library, "--json").stdout)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=20)
     result = call("generate", *SWEEP, "--library", library)
-    assert result.returncode == 0 and len(variants(library)) == 8 and "cached" in result.stdout
+    assert result.returncode == 0 and len(kernels(library)) == 8 and "cached" in result.stdout
 
 
 @pytest.mark.slow
@@ -356,14 +356,14 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     """What it held is built by another, and nothing is built or reported twice."""
     library = tmp_path / "library"
     process = start("generate", *SWEEP, "--library", library)
-    wait_for(lambda: variants(library) or process.poll() is not None)
+    wait_for(lambda: kernels(library) or process.poll() is not None)
     victims = children(process.pid)[:1]
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     symbols = [line.split()[-1] for line in out.splitlines()[1:]]
     assert process.returncode == 0 and len(victims) == 1, err
-    assert len(symbols) == len({*symbols}) == 8 and sorted(symbols) == sorted(path.name for path in variants(library))
+    assert len(symbols) == len({*symbols}) == 8 and sorted(symbols) == sorted(path.name for path in kernels(library))
     reported = [
         line.split()[2].rstrip(",") for line in err.splitlines() if line.startswith("[") and "] at work, " not in line
     ]
@@ -373,7 +373,7 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
 def test_ctrl_c_ends_promptly(tmp_path: Path) -> None:
     library = tmp_path / "library"
     process = start("generate", *SWEEP, "--library", library)
-    wait_for(lambda: variants(library) or process.poll() is not None)
+    wait_for(lambda: kernels(library) or process.poll() is not None)
     begin = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)

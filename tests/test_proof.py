@@ -103,7 +103,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
 
 @pytest.fixture
 def library(small_library: Library, tmp_path: Path) -> Library:
-    """One variant of the shared library, to be written to."""
+    """One kernel of the shared library, to be written to."""
     (symbol,) = (row["symbol"] for row in small_library.rows() if "_tn_" in row["symbol"])
     shutil.copytree(small_library.folder / symbol, tmp_path / "lib" / symbol)
     return Library(tmp_path / "lib")
@@ -422,7 +422,7 @@ def kernel_in_numpy(document: dict, *faults: str, report: Report = CLEAN) -> Emu
     return EmulatedKernel(traits, FakeExecutable(traits, *faults, report=report), ())
 
 
-VARIANTS = {
+KERNELS = {
     "plain": record(),
     "nt f16": record(layout="nt", acc="f16", align=(4, 2, 1)),
     "bf16 without C": record(layout="nn", dtype_a="bf16", dtype_b="bf16", dtype_d="bf16", align=(1, 1, 8), beta=False),
@@ -435,9 +435,9 @@ VARIANTS = {
 # ---- Judging --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_right_kernel_passes_every_default_case(name: str) -> None:
-    kernel = kernel_in_numpy(VARIANTS[name])
+    kernel = kernel_in_numpy(KERNELS[name])
     for case in default_cases(kernel.traits, stages=3):
         judged = check_case(kernel, case, seed=0)
         assert judged.passed and judged.numbers_passed and not judged.findings, judged

@@ -381,10 +381,10 @@ def test_a_second_wgmma_has_the_accumulators_of_the_first(host_toolchain, betwee
 
 @pytest.mark.slow
 def test_line_information_leaves_the_instructions_as_they_are(small_library):
-    variant = small_library.load(next(iter(small_library.records())).symbol)
-    kernel = emit(plan_of(Spec.from_dict(variant.record.data["spec"])), templates_folder())
+    stored = small_library.load(next(iter(small_library.records())).symbol)
+    kernel = emit(plan_of(Spec.from_dict(stored.record.data["spec"])), templates_folder())
     annotated = ptx_of(kernel, headers(kernel.entry_header, templates_folder()), lines=True).decode()
-    plain = variant.artefacts[PTX_NAME].decode()
+    plain = stored.artefacts[PTX_NAME].decode()
     lines = source_lines(plain, annotated)
     waits = [one for one in parse(plain).kernel().body if getattr(one, "opcode", "") == "bar.sync"]
     assert any(location.file.endswith("mainloop.cuh") for wait in waits for location in lines[wait.line].chain())
@@ -392,8 +392,8 @@ def test_line_information_leaves_the_instructions_as_they_are(small_library):
 
 @pytest.mark.slow
 def test_seeded_faults_of_ptx_are_found(small_library, host_toolchain):
-    variant = small_library.load(next(iter(small_library.records())).symbol)
-    faults = [one for one in faults_of(variant.artefacts[PTX_NAME].decode()) if one.way in ("weaken", "swap", "drop")]
+    stored = small_library.load(next(iter(small_library.records())).symbol)
+    faults = [one for one in faults_of(stored.artefacts[PTX_NAME].decode()) if one.way in ("weaken", "swap", "drop")]
     for fault in spread(faults, 6):
-        outcome = check_here(request_of(host_toolchain, fault.ptx.encode(), variant.record.data))
+        outcome = check_here(request_of(host_toolchain, fault.ptx.encode(), stored.record.data))
         assert found_by(outcome) != MISSED, (fault.line, fault.instruction)

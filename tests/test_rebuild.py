@@ -32,17 +32,17 @@ Change = Callable[[dict[str, Any], dict[str, bytes]], object]
 
 @pytest.fixture
 def library(small_library: Library, tmp_path: Path) -> Library:
-    """One variant of the shared library, to be written to."""
+    """One kernel of the shared library, to be written to."""
     (symbol,) = (row["symbol"] for row in small_library.rows() if "_tn_" in row["symbol"])
     shutil.copytree(small_library.folder / symbol, tmp_path / "lib" / symbol)
     return Library(tmp_path / "lib")
 
 
 def forge(library: Library, change: Change) -> str:
-    """Change the record and the files of the one variant, and write all hashes anew. Return its symbol."""
+    """Change the record and the files of the one kernel, and write all hashes anew. Return its symbol."""
     (symbol,) = (path.name for path in library.folder.glob("hgemm_*"))
-    variant = library.load(symbol)
-    record, files = json.loads(json.dumps(variant.record.data)), dict(variant.artefacts)
+    kernel = library.load(symbol)
+    record, files = json.loads(json.dumps(kernel.record.data)), dict(kernel.artefacts)
     change(record, files)
     for name, content in files.items():
         record["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
@@ -197,10 +197,10 @@ def test_a_proof_of_another_version_is_not_preferred(tmp_path: Path) -> None:
 
 
 def test_a_proof_is_stored_only_for_the_files_that_were_run(library: Library, host_toolchain: HostToolchain) -> None:
-    """Another process may replace a variant between the run and the moment when the proof is stored."""
+    """Another process may replace a kernel between the run and the moment when the proof is stored."""
     (symbol,) = (path.name for path in library.folder.glob("hgemm_*"))
     emulation = Emulation(library, host_toolchain)
-    emulation._outcome(library.load(symbol), lambda variant: "", SimpleNamespace(check=lambda request: (None, "")))
+    emulation._outcome(library.load(symbol), lambda kernel: "", SimpleNamespace(check=lambda request: (None, "")))
     forge(library, flip("kernel.cubin"))
     emulation._store(CheckOutcome(symbol, proof=PROOF))
     assert unproved(library.load(symbol).record.data) == NO_PROOF

@@ -360,7 +360,7 @@ def keyed_records() -> list[dict]:
 
 @pytest.fixture(scope="module")
 def served() -> list[str]:
-    """The variants of the catalog for sm_90 that serve a large problem, the one of least estimate first."""
+    """The kernels of the catalog for sm_90 that serve a large problem, the one of least estimate first."""
     return [choice.symbol for choice in Selector(catalog_table(), H200).ranked(SQUARE) if choice.code_match == EXACT]
 
 

@@ -27,7 +27,7 @@ from hgemm.reference import reference
 from hgemm.verification import Buffer, CheckOptions, Trial, compare
 
 WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "stream_k", "cluster": "1x1"}
-VARIANTS = {
+KERNELS = {
     "alone": WGMMA,
     "clusters": {**WGMMA, "cluster": "2x1", "out": "f32"},
     "in turn": {**WGMMA, "cooperation": "pingpong", "consumers": "2", "bias": "row", "activation": "silu"},
@@ -64,10 +64,10 @@ def shape_of(traits: LaunchTraits, tiles: int, k: int) -> Shape:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in VARIANTS]
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in KERNELS]
 )
 def test_any_number_of_workers_computes_d(name: str, host_toolchain: HostToolchain) -> None:
-    kernel = kernel_of(VARIANTS[name], host_toolchain)
+    kernel = kernel_of(KERNELS[name], host_toolchain)
     k = kernel.traits.tile_k
     for at, (workers, tiles, extent) in enumerate(
         [
@@ -121,7 +121,7 @@ def test_the_workspace_of_a_cluster_is_for_whole_clusters_of_the_card() -> None:
 DECIDED = {"schedule": "launch", "raster": "launch", "bias": "launch"}
 AT_LAUNCH = {
     name: {**{field: value for field, value in options.items() if field != "bias"}, **DECIDED}
-    for name, options in VARIANTS.items()
+    for name, options in KERNELS.items()
     if name != "halves by blocks"
 } | {"mma.sync with TMA": {"arch": "sm_90", "mma": "m16n8k16", "copy": "tma", "tile": "32x32x32", **DECIDED}}
 

@@ -199,11 +199,17 @@ def test_names_of_fields_do_too(tmp_path: Path) -> None:
 
 
 def test_kernels_lie_over_the_top_and_the_command_line_over_both(tmp_path: Path) -> None:
-    text = 'arch = "sm_90"\nalign = 8\nstages = "2:3"\n[[variant]]\nalign_a = 4\n[[variant]]\nstages = 4\nalign = 2\n'
+    text = 'arch = "sm_90"\nalign = 8\nstages = "2:3"\n[[kernel]]\nalign_a = 4\n[[kernel]]\nstages = 4\nalign = 2\n'
     first, second = read(tmp_path, text)
     assert first == {"arch": "sm_90", "align": "8", "stages": "2:3", "align_a": "4"}
     assert second == {"arch": "sm_90", "align": "2", "stages": "4"}
     assert over(first, {"align": "1"}) == {"arch": "sm_90", "stages": "2:3", "align": "1"}
+
+
+def test_the_older_name_of_its_tables_is_read_but_not_beside_the_new_one(tmp_path: Path) -> None:
+    assert read(tmp_path, "stages = 2\n[[variant]]\nalign = 4\n") == [{"stages": "2", "align": "4"}]
+    with pytest.raises(RequestError, match="use one of them"):
+        read(tmp_path, "[[variant]]\nalign = 4\n[[kernel]]\nalign = 8\n")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +220,7 @@ def test_kernels_lie_over_the_top_and_the_command_line_over_both(tmp_path: Path)
         ("stages = 2.5", "'stages' is a float"),
         ("stages = [2, 99]", "spec.toml: stages '99' is not a whole number from 1 to 16$"),
         ('cta_tile = "128"', "spec.toml: cta_tile '128' is malformed"),
-        ("variant = 3", r"write each group as a table \[\[variant\]\]"),
+        ("kernel = 3", r"write each group as a table \[\[kernel\]\]"),
         ('tile = "64x64x32"\ncta_tile = "64x64x32"', "set tile twice"),
         ("[stages]\nx = 1", "'stages' is a dict"),
     ],

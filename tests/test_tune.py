@@ -122,7 +122,7 @@ def test_the_fastest_is_found_recorded_and_gone_by(driver: BenchDriver, folder: 
     assert winners(document) == 3 * ["hgemm_fast"] and document["not_tuned"] == []
     (session,) = read_sessions(folder)
     assert session.name == document["session"] and session.header["program"] == "tune"
-    names = [[session.variants[time.variant].symbol for time in result.times] for result in session.results]
+    names = [[session.kernels[time.index].symbol for time in result.times] for result in session.results]
     order = [f"hgemm_{name}" for name in ("fast", "middle", "third", "last", "sixth", "slow")]
     assert [result.state for result in session.results] == 3 * ["model", "steady", "burst"]
     assert names == 3 * [order, order[:4], order[:4]]
@@ -212,7 +212,7 @@ def test_wrong_numbers_do_not_win_and_are_not_recorded(driver: BenchDriver, fold
     assert winners(document) == ["hgemm_third"]
     assert set(document["results"][0]["refused"]) == {"hgemm_fast", "hgemm_middle"}
     (session,) = read_sessions(folder)
-    assert {one.symbol for one in session.variants}.isdisjoint({"hgemm_fast", "hgemm_middle"})
+    assert {one.symbol for one in session.kernels}.isdisjoint({"hgemm_fast", "hgemm_middle"})
 
 
 def test_numbers_that_go_wrong_under_load_are_no_result(
@@ -320,7 +320,7 @@ def test_a_kernel_with_an_unknown_word_is_skipped(folder: Path, caplog: pytest.L
 
 @pytest.fixture
 def biased(folder: Path, driver: BenchDriver) -> Kind:
-    """Add three variants with a bias and an activation. The fastest one drops an element of k."""
+    """Add three kernels with a bias and an activation. The fastest one drops an element of k."""
     costs_us = {"wrong": 1.0, "quick": 5.0, "late": 7.0}
     for name in costs_us:
         made = make_record(
@@ -447,8 +447,8 @@ def test_without_problems_the_layers_of_the_packs_are_tuned(folder: Path, biased
 
 
 @pytest.fixture
-def open_variant(driver: BenchDriver, folder: Path) -> None:
-    """Add a variant that leaves schedule, raster and bias to the launch. It is the fastest with 3 splits."""
+def open_kernel(driver: BenchDriver, folder: Path) -> None:
+    """Add a kernel that leaves schedule, raster and bias to the launch. It is the fastest with 3 splits."""
     spec = {"arch": "sm_80", "cta_tile": "32x48x16", "schedule": "launch", "raster": "launch", "bias": "launch"}
     Library(folder).publish(*make_record("hgemm_open", **spec))
     (kernel,) = read_kernels(folder, "hgemm_open")
@@ -459,7 +459,7 @@ def open_variant(driver: BenchDriver, folder: Path) -> None:
 
 @pytest.mark.parametrize("bias", ["none", "row"])
 def test_launch_options_are_tuned_stored_and_selected(
-    driver: BenchDriver, folder: Path, open_variant: None, bias: str
+    driver: BenchDriver, folder: Path, open_kernel: None, bias: str
 ) -> None:
     work = Work(40, 56, 200, bias=bias)
     document = tuned(plan_of(folder, works=[work]), kernels="hgemm_open,hgemm_fast")
@@ -472,7 +472,7 @@ def test_launch_options_are_tuned_stored_and_selected(
     (session,) = read_sessions(folder)
     times = session.results[0].times
     assert times[0].options == best and best.splits == 3
-    assert len({time.variant for time in times}) == len(times)
+    assert len({time.index for time in times}) == len(times)
     query = query_of(work)
     selector = open_library(folder).selector(Target.of(open_device()))
     choice = selector.choose(query)
@@ -490,7 +490,7 @@ def test_launch_options_are_tuned_stored_and_selected(
 
 
 def test_the_order_of_tiles_is_tuned_if_there_are_several_waves(
-    driver: BenchDriver, folder: Path, open_variant: None, monkeypatch: pytest.MonkeyPatch
+    driver: BenchDriver, folder: Path, open_kernel: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(fake_driver._ATTRIBUTES, "MULTIPROCESSOR_COUNT", 1)
     driver.slower = lambda symbol, problem: 0.8 if problem.options and problem.options.raster_tiles < 0 else 1.0
@@ -643,7 +643,7 @@ def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None
 
 
 def two_made(made: FakeMake) -> tuple[Generating, str, str]:
-    """Return a supply and the variants that it has made."""
+    """Return a supply and the kernels that it has made."""
     supply = generating(made, [Work(4096, 4096, 4096)], candidates=4)
     for _ in range(4):
         made.go.release()

@@ -139,7 +139,7 @@ def test_a_damaged_record_is_warned_of_once(folder: Path, caplog: pytest.LogCapt
 def test_a_kernel_with_an_unknown_word_does_not_stop_the_others(
     small_library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after an activation was tried and taken back: the index still has the variant."""
+    """As after an activation was tried and taken back: the index still has the kernel."""
     library = tmp_path / "lib"
     shutil.copytree(small_library.folder, library)
     Library(library).publish(*make_record("hgemm_trial", activation="gelu_trial"))
@@ -342,7 +342,7 @@ def test_show_checks_hashes_first(folder: Path) -> None:
 
 def test_reindex_counts_and_gc_tells(folder: Path) -> None:
     assert call("reindex", "--library", folder).stdout == f"3 kernels indexed in {folder}\n"
-    assert json.loads(call("reindex", "--library", folder, "--json").stdout)["variants"] == 3
+    assert json.loads(call("reindex", "--library", folder, "--json").stdout)["kernels"] == 3
     assert call("gc", "--library", folder).stdout == "0 removed, 0 B freed\n"
     (folder / "hgemm_sm80_nn" / "kernel.ptx").write_bytes(b"?")
     planned = call("gc", "--library", folder, "--dry-run").stdout
@@ -428,7 +428,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
     monkeypatch.setattr("hgemm.device.driver", lambda: fake)
-    # Variants are checked in this process, for the fake driver lives here.
+    # Kernels are checked in this process, for the fake driver lives here.
     monkeypatch.setattr(CheckWorkers, "check", lambda self, request: (_here(fake, request), ""))
     hgemm.device._open.cache_clear()
     yield fake

@@ -45,7 +45,7 @@ from hgemm.verification import (
 )
 
 CASE = Case(Shape(33, 49, 21), loose=True)
-VARIANTS = {
+KERNELS = {
     "plain": record(),
     "nt f16": record(layout="nt", acc="f16", align=(4, 2, 1)),
     "nn bf16": record(layout="nn", dtype_a="bf16", dtype_b="bf16", dtype_d="bf16", align=(1, 1, 8), beta=False),
@@ -75,9 +75,9 @@ def checked(driver: FakeDriver, document: dict, case: Case, *faults: str, **opti
     return verify(kernel_of(driver, document, *faults), case, open_device(), CheckOptions(**options))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_right_kernel_passes_every_default_case(driver: FakeDriver, name: str) -> None:
-    kernel = kernel_of(driver, VARIANTS[name])
+    kernel = kernel_of(driver, KERNELS[name])
     cases = default_cases(kernel.traits, resident_ctas=6)
     assert len(cases) >= 12
     for case in cases:
@@ -86,9 +86,9 @@ def test_a_right_kernel_passes_every_default_case(driver: FakeDriver, name: str)
     assert not driver.memory and not driver.contexts
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_right_kernel_passes_with_normal_data(driver: FakeDriver, name: str) -> None:
-    found = checked(driver, VARIANTS[name], CASE, data=("normal",))
+    found = checked(driver, KERNELS[name], CASE, data=("normal",))
     assert found.passed and 0 < found.max_bound_ratio <= 1 and found.max_error < 1, found
 
 
@@ -122,7 +122,7 @@ def test_every_fault_is_found_and_named(driver: FakeDriver, fault: str, message:
     ],
 )
 def test_a_workspace_keeps_its_counters_at_zero(driver: FakeDriver, fault: str, message: str) -> None:
-    found = checked(driver, VARIANTS["split_k"], CASE, fault)
+    found = checked(driver, KERNELS["split_k"], CASE, fault)
     assert found.reason == message and found.passed == (not message)
 
 

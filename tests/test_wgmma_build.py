@@ -236,7 +236,7 @@ def test_an_unknown_atom_is_named():
 
 SEED, DRAWN = 20, 6
 BASE = {"arch": "sm_90a", "beta": "off"}
-VARIANTS = [
+KERNELS = [
     {"tile": "128x256x64"},
     {"tile": "64x8x32"},
     {"tile": "64x24x64", "layout": "nn"},
@@ -253,7 +253,7 @@ VARIANTS = [
     {"tile": "64x64x64", "schedule": "split_k_cluster:4"},
     {"tile": "32x64x64", "swap_ab": "on", "copy": "cp_async", "dtype": "bf16", "layout": "nn", "ctas_per_sm": "2"},
 ]
-LARGE_VARIANTS = [
+LARGE_KERNELS = [
     {"tile": "256x128x64", "align": "2", "beta": "on"},
     {"tile": "128x128x64", "align": "4", "align_d": "8", "layout": "nt", "schedule": "stream_k", "consumers": "2"},
     {"tile": "256x256x64", "acc": "f16", "layout": "tt", "schedule": "stream_k", "cluster": "2x1", "store": "direct"},
@@ -269,7 +269,7 @@ LARGE_VARIANTS = [
 ]
 
 
-def kernel_of_variant(texts: dict[str, str]) -> Kernel:
+def emitted_kernel(texts: dict[str, str]) -> Kernel:
     (plan,) = sweep([{**BASE, **texts}]).plans
     return emit(plan, TEMPLATES)
 
@@ -278,14 +278,14 @@ def binary(kernel: Kernel, compiled: Compiled) -> Binary:
     return Binary(compiled.cubin, kernel.symbol, expectation_of(kernel.plan, False), compiled.ptxas_log)
 
 
-def compiled_variants(variants: list[dict[str, str]]) -> list[tuple[Kernel, Compiled]]:
-    kernels = [kernel_of_variant(texts) for texts in variants]
+def compiled_kernels(requests: list[dict[str, str]]) -> list[tuple[Kernel, Compiled]]:
+    kernels = [emitted_kernel(texts) for texts in requests]
     return [(kernel, compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES))) for kernel in kernels]
 
 
 @pytest.fixture(scope="module")
 def built() -> list[tuple[Kernel, Compiled]]:
-    return compiled_variants(VARIANTS)
+    return compiled_kernels(KERNELS)
 
 
 def test_kernels_are_as_planned(built: list[tuple[Kernel, Compiled]]) -> None:
@@ -294,7 +294,7 @@ def test_kernels_are_as_planned(built: list[tuple[Kernel, Compiled]]) -> None:
 
 @pytest.mark.slow
 def test_large_kernels_are_as_planned() -> None:
-    assert_as_planned(compiled_variants(LARGE_VARIANTS))
+    assert_as_planned(compiled_kernels(LARGE_KERNELS))
 
 
 def assert_as_planned(built: list[tuple[Kernel, Compiled]]) -> None:
@@ -369,7 +369,7 @@ def test_a_warning_that_means_a_slow_kernel_is_a_fault(built: list[tuple[Kernel,
 
 
 def test_another_instruction_or_count_than_planned_is_a_fault(built: list[tuple[Kernel, Compiled]]) -> None:
-    (_, compiled), other = built[0], kernel_of_variant({"tile": "128x256x32", "stages": "4"})
+    (_, compiled), other = built[0], emitted_kernel({"tile": "128x256x32", "stages": "4"})
     found = Binary(compiled.cubin, built[0][0].symbol, expectation_of(other.plan, False), compiled.ptxas_log)
     assert (
         "HGMMA 4, the plan expects 2 per k-tile (consumer 64x256, k 32, m64n256k16): the k loop was unrolled"

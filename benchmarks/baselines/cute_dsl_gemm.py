@@ -146,7 +146,7 @@ def gemm(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, stages: cutlass.Cons
     )
 
 
-def compile_variant(arch: str, stages: int):
+def compile_kernel(arch: str, stages: int):
     m, n, k = (cute.sym_int(divisibility=size) for size in (BM, BN, BK))
 
     def tensor(rows, columns):
@@ -160,12 +160,12 @@ def compile_variant(arch: str, stages: int):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", default="sm_80")
-    parser.add_argument("--stages", default="3", help="comma-separated; one variant each, in one process")
+    parser.add_argument("--stages", default="3", help="comma-separated; one kernel each, in one process")
     args = parser.parse_args()
     seconds, code_bytes = [], []
     for stages in args.stages.split(","):
         start = time.perf_counter()
-        compiled = compile_variant(args.arch, int(stages))
+        compiled = compile_kernel(args.arch, int(stages))
         seconds.append(time.perf_counter() - start)
         code_bytes.append(len(compiled.__cubin__ or b""))
     print(

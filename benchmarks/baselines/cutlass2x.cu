@@ -1,6 +1,6 @@
 // One kernel of CUTLASS 2.x as a baseline: f16 in, f16 out, tn, mma.sync m16n8k16, 16-byte accesses.
 // The build script compiles this file once for each row of its table, with
-//   VARIANT_NAME, VARIANT_ACC (32 or 16), TILE_M, TILE_N, TILE_K, WARP_M, WARP_N, VARIANT_STAGES
+//   KERNEL_NAME, ACC_BITS (32 or 16), TILE_M, TILE_N, TILE_K, WARP_M, WARP_N, STAGES
 // because a kernel costs tens of seconds and separate objects build in parallel and are cached apart.
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 namespace {
 
 using Half = cutlass::half_t;
-#if VARIANT_ACC == 32
+#if ACC_BITS == 32
 using Accumulator = float;
 #else
 using Accumulator = cutlass::half_t;
@@ -28,7 +28,7 @@ using Raster = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>;
 
 using Gemm = cutlass::gemm::device::GemmUniversal<
     Half, cutlass::layout::RowMajor, Half, cutlass::layout::ColumnMajor, Half, cutlass::layout::RowMajor, Accumulator,
-    cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80, Tile, Warp, Instruction, Epilogue, Raster, VARIANT_STAGES,
+    cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80, Tile, Warp, Instruction, Epilogue, Raster, STAGES,
     kAlign, kAlign>;
 using Kernel = Gemm::GemmKernel;
 constexpr int kSharedBytes = int(sizeof(Kernel::SharedStorage));
@@ -57,7 +57,7 @@ int run(const baseline::Operands& p, int raster_log, void* stream) {
 }
 
 const bool kEnlisted = [] {
-  baseline::enlist({VARIANT_NAME, VARIANT_ACC, init, run});
+  baseline::enlist({KERNEL_NAME, ACC_BITS, init, run});
   return true;
 }();
 

@@ -42,7 +42,7 @@ def gemm_kernel(a, b, d, m, n, k, lda, ldb, ldd, BM: tl.constexpr, BN: tl.conste
 POINTERS, SIZES = ("a", "b", "d"), ("m", "n", "k", "lda", "ldb", "ldd")
 
 
-def compile_variant(capability: int, stages: int):
+def compile_kernel(capability: int, stages: int):
     signature = (
         {name: "*fp16" for name in POINTERS} | {name: "i32" for name in SIZES} | {name: "constexpr" for name in TILE}
     )
@@ -57,12 +57,12 @@ def compile_variant(capability: int, stages: int):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", default="sm_80")
-    parser.add_argument("--stages", default="3", help="comma-separated; one variant each, in one process")
+    parser.add_argument("--stages", default="3", help="comma-separated; one kernel each, in one process")
     args = parser.parse_args()
     seconds, code_bytes = [], []
     for stages in args.stages.split(","):
         start = time.perf_counter()
-        compiled = compile_variant(int(args.arch.removeprefix("sm_")), int(stages))
+        compiled = compile_kernel(int(args.arch.removeprefix("sm_")), int(stages))
         seconds.append(time.perf_counter() - start)
         code_bytes.append(len(compiled.asm["cubin"]))
     print(

@@ -345,6 +345,6 @@ Example:
 def reindex_command(library: Path, as_json: bool) -> None:
     count = Library(library).reindex()
     if as_json:
-        click.echo(json.dumps({"library": str(library), "variants": count}))
+        click.echo(json.dumps({"library": str(library), "kernels": count}))
     else:
         click.echo(f"{counted(count, 'kernel')} indexed in {library}")

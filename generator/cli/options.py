@@ -76,7 +76,7 @@ class Fields(click.ParamType):
         return [CompletionItem(begun + name) for name in sorted(FIELDS) if name.startswith(last)]
 
 
-_VARIANTS = (
+_KERNEL_CHOICE = (
     click.option("--arch", default="", metavar="ARCHS", help="Architectures of the kernels: 89, or 90,90a."),
     click.option("--tile", default="", metavar="TILES", help="CTA tiles: 128x128x32,256x128 (any K)."),
     click.option("--kernels", default="", metavar="NAMES", help="Symbols, prefixes, hashes or globs: '*128x128x32*'."),
@@ -87,12 +87,12 @@ _KINDS = type_options(several=("layout", "dtype", "acc", "out"))
 
 def kernel_options(function: AnyFunction) -> AnyFunction:
     """Add --arch, --tile, --kernels and --where, named as the fields of Selection."""
-    return _with(function, _VARIANTS)
+    return _with(function, _KERNEL_CHOICE)
 
 
 def filter_options(function: AnyFunction) -> AnyFunction:
     """Add the options of `kernel_options` and --layout, --dtype, --acc and --out, named as the fields of Selection."""
-    return _with(function, (*_VARIANTS[:2], *_KINDS, *_VARIANTS[2:]))
+    return _with(function, (*_KERNEL_CHOICE[:2], *_KINDS, *_KERNEL_CHOICE[2:]))
 
 
 def _with(function: AnyFunction, options: Sequence[Callable[[AnyFunction], AnyFunction]]) -> AnyFunction:

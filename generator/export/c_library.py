@@ -285,7 +285,7 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
         "version": __version__,
         "archs": archs,
         "compiler": compiler,
-        "variants": {record["symbol"]: record["key"] for record in records},
+        "keys": {record["symbol"]: record["key"] for record in records},
         "kernels": {record["symbol"]: subject_of(record) for record in records},
     }
     with disk_errors("write", to, "--to"):

@@ -18,7 +18,7 @@ from generator.ladders.ladder import CompiledBaseline, Ladder, card_of, describe
 from generator.ladders.recipes import PublishedLadder
 from generator.ladders.results import KIND, SCHEMA
 from generator.store.library import Library
-from hgemm.bench.measure import BASELINE, BenchContext, LostDevice, OutputSample, Race, Variant, open_race
+from hgemm.bench.measure import BASELINE, BenchContext, KernelContender, LostDevice, OutputSample, Race, open_race
 from hgemm.bench.protocol import Protocol, Ratio, figures, round_times
 from hgemm.bench.runner import BenchPlan, context_of, heading, write_document
 from hgemm.bench.work import Work
@@ -196,7 +196,7 @@ def measure(ladder: LadderProblem, context: BenchContext) -> dict[str, Any]:
     """
     kernels = {kernel.traits.symbol: kernel for kernel in ladder.kernels}
     with open_race(ladder.work, context) as (race, own):
-        contenders = [own(Variant(kernel, context.device)) for kernel in kernels.values()]
+        contenders = [own(KernelContender(kernel, context.device)) for kernel in kernels.values()]
         if context.baseline:
             try:
                 contenders += map(own, own(context.baseline.propose(ladder.work, 1)).contenders[:1])

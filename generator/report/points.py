@@ -13,7 +13,7 @@ from hgemm.bench.contenders import symbol_of
 from hgemm.bench.work import WORK, Work
 from hgemm.checks import NAME, TEXT, Mismatch, either, fields, integer, list_of, map_of, null, number, plain
 from hgemm.disk import read_text
-from hgemm.measured import Result, Session, VariantTime
+from hgemm.measured import KernelTime, Result, Session
 
 _SCHEMA = 1
 _US = number(low=1e-6)
@@ -143,7 +143,7 @@ def of_sessions(sessions: Sequence[Session]) -> list[Point]:
 
 
 def _of_session(session: Session, result: Result) -> Point:
-    tested = [(session.variants[time.variant], time.time_us) for time in _in_rounds(result.times)]
+    tested = [(session.kernels[time.index], time.time_us) for time in _in_rounds(result.times)]
     _, ours_us = tested[0]
     baseline = _baseline(result.baseline)
     return Point(
@@ -159,7 +159,7 @@ def _of_session(session: Session, result: Result) -> Point:
     )
 
 
-def _in_rounds(times: Sequence[VariantTime]) -> Sequence[VariantTime]:
+def _in_rounds(times: Sequence[KernelTime]) -> Sequence[KernelTime]:
     """Return the times measured in rounds, or all times if there are none."""
     return [time for time in times if time.rounds] or times
 

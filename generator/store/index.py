@@ -127,13 +127,13 @@ def _glob(pattern: str) -> str:
 # ---- The SQLite database --------------------------------------------------------------------------------------------
 
 INDEX_NAME = "index.db"
-VERSION = 1000 * SCHEMA + 4
+VERSION = 1000 * SCHEMA + 5
 BUSY_TIMEOUT_S = 15.0
 BATCH_ROWS = 100
 MAX_BYTES = 512 * 2**20
 
 TABLES = """
-CREATE TABLE variants (symbol TEXT NOT NULL UNIQUE, stamp TEXT NOT NULL, flat TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE TABLE kernels (symbol TEXT NOT NULL UNIQUE, stamp TEXT NOT NULL, flat TEXT NOT NULL, hash TEXT NOT NULL);
 CREATE TABLE sessions (name TEXT PRIMARY KEY, stamp TEXT NOT NULL);
 CREATE TABLE measurements (id INTEGER PRIMARY KEY, session TEXT NOT NULL, symbol TEXT NOT NULL, key TEXT NOT NULL,
     problem TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL, clocks TEXT NOT NULL, date TEXT NOT NULL,
@@ -281,13 +281,13 @@ class Index:
 
     def stamps(self) -> dict[str, str]:
         """Return the stamp of each indexed record, by symbol."""
-        return dict(self._database.execute("SELECT symbol, stamp FROM variants"))
+        return dict(self._database.execute("SELECT symbol, stamp FROM kernels"))
 
     def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
         """Return the flat records that meet a condition, sorted by symbol. Raises Damaged if a row was changed."""
         found = []
         for symbol, stamp, flat, digest in self._database.execute(
-            "SELECT symbol, stamp, flat, hash FROM variants ORDER BY symbol"
+            "SELECT symbol, stamp, flat, hash FROM kernels ORDER BY symbol"
         ):
             if digest != _row_hash(symbol, stamp, flat):
                 raise Damaged(f"the row of {symbol!a:.80} was changed (its hash differs)")
@@ -306,7 +306,7 @@ class Index:
         Fields: `rows` are records and their stamps.
         """
         with self._transaction():
-            for table in ("variants", "measurements", "sessions"):
+            for table in ("kernels", "measurements", "sessions"):
                 self._database.execute(f"DELETE FROM {table}")
             for record, stamp in rows:
                 self._upsert(record, stamp)
@@ -325,12 +325,12 @@ class Index:
 
     def _upsert(self, record: Record, stamp: str) -> None:
         row = (record.symbol, stamp, json.dumps(record.flat()))
-        self._database.execute("INSERT OR REPLACE INTO variants VALUES (?, ?, ?, ?)", (*row, _row_hash(*row)))
+        self._database.execute("INSERT OR REPLACE INTO kernels VALUES (?, ?, ?, ?)", (*row, _row_hash(*row)))
 
     def delete(self, rows: list[tuple[str, str]]) -> None:
         """Remove the rows of these symbols that still have these stamps."""
         with self._transaction():
-            self._database.executemany("DELETE FROM variants WHERE symbol = ? AND stamp = ?", rows)
+            self._database.executemany("DELETE FROM kernels WHERE symbol = ? AND stamp = ?", rows)
 
     def session_stamps(self) -> dict[str, str]:
         """Return the stamp of each indexed session of measurements, by name."""

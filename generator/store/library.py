@@ -345,7 +345,7 @@ def measurements_of(session: Session) -> Iterator[Measurement]:
     header = session.header
     for result in session.results:
         for place, time in enumerate(result.times):
-            tested = session.variants[time.variant]
+            tested = session.kernels[time.index]
             details = {"state": result.state, "place": place, "spread_us": time.spread_us, "rounds": time.rounds}
             yield Measurement(
                 session=session.name,

@@ -75,7 +75,7 @@ _SOMEWHERE = 1
 
 
 @dataclass
-class Variant:
+class KernelContender:
     """One kernel of the library, with a workspace if it needs one, as launches of the library have.
 
     `options` are those of its launches, None for the default. `bind` raises ProblemError for unsupported problems.
@@ -115,6 +115,9 @@ class Variant:
         if self.workspace:
             self.device.free(self.workspace)
             self.workspace = 0
+
+
+Variant = KernelContender  # the name until 0.1
 
 
 # ---- Output check ----------------------------------------------------------------------------------------------------
@@ -605,7 +608,7 @@ def measure(
     options_of = options_of or partial(lowest_estimates, context.device, 1)
     with open_race(work, context) as (race, own):
         contenders: list[Contender] = [
-            Variant(kernel, context.device, options)
+            KernelContender(kernel, context.device, options)
             for kernel in kernels
             if work.fits(kernel.traits)
             for options in options_of(kernel, work)
@@ -634,7 +637,7 @@ def lowest_estimates(device: Device, count: int, kernel: Kernel, work: Work) -> 
 
 def with_options(contenders: Iterable[Contender]) -> dict[str, Any]:
     """Return a result's field `options`: launch options by contender. It is missing if no contender leaves any open."""
-    found = {one.name: asdict(one.options) for one in contenders if isinstance(one, Variant) and one.options}
+    found = {one.name: asdict(one.options) for one in contenders if isinstance(one, KernelContender) and one.options}
     return {"options": found} if found else {}
 
 

@@ -40,7 +40,7 @@ from hgemm.errors import DeviceError, LibraryError, RequestError, unknown_word
 from hgemm.junit import junit_option, write_junit
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
-from hgemm.measured import DISPATCH_STATES, MeasuredProblem, MeasuredVariant, SessionWriter, VariantTime
+from hgemm.measured import DISPATCH_STATES, KernelTime, MeasuredKernel, MeasuredProblem, SessionWriter
 from hgemm.options import RenamedOption, kind_option, type_options
 from hgemm.problem import ACTIVATIONS, BIASES, MAX_EXTENT, LaunchOptions
 from hgemm.selection_query import Target
@@ -67,7 +67,7 @@ def scaled_to_rounds(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: us * scale for name, us in screened.items()}
 
 
-def times_of(result: Mapping[str, Any]) -> dict[str, VariantTime]:
+def times_of(result: Mapping[str, Any]) -> dict[str, KernelTime]:
     """Return our times by contender, one per kernel: the choice first, then finalists by time, then the screened ones."""
     figures, refused = result["figures"], result["refused"]
     options = {name: LaunchOptions(**one) for name, one in result.get("options", {}).items()}
@@ -78,7 +78,7 @@ def times_of(result: Mapping[str, Any]) -> dict[str, VariantTime]:
     found = {}
     for name in names:
         timed = {field: figures[name][field] for field in _TIMED} if name in figures else {"time_us": screened[name]}
-        found[name] = VariantTime(0, **timed, options=options.get(name))
+        found[name] = KernelTime(0, **timed, options=options.get(name))
     return found
 
 
@@ -112,7 +112,7 @@ class Recorder:
             problem_of(Work(**result["work"])),
             result["state"],
             [
-                (self._measured_variant(symbol_of(name)), time)
+                (self._measured_kernel(symbol_of(name)), time)
                 for name, time in times_of(result).items()
                 if symbol_of(name) in self._kernels
             ],
@@ -130,10 +130,10 @@ class Recorder:
         if self._writer:
             self._writer.close()
 
-    def _measured_variant(self, symbol: str) -> MeasuredVariant:
+    def _measured_kernel(self, symbol: str) -> MeasuredKernel:
         record = self._kernels[symbol].record
         toolchain = {key: value for key, value in record.get("toolchain", {}).items() if key != "options"}
-        return MeasuredVariant(symbol, record["key"], toolchain)
+        return MeasuredKernel(symbol, record["key"], toolchain)
 
     def _session(self) -> SessionWriter:
         if self._writer is None:
@@ -299,7 +299,7 @@ def _new_document(plan: BenchPlan, device: Device) -> dict[str, Any]:
     """Return a new document, or the kept one for a resumed run."""
     document: dict[str, Any] = {
         **heading(plan.protocol, plan.seed, device),
-        "variants": {},
+        "kernels": {},
         "hung": [],
         "lost": "",
         "results": [],
@@ -310,12 +310,13 @@ def _new_document(plan: BenchPlan, device: Device) -> dict[str, Any]:
             raise LibraryError(
                 f"{plan.keep} was measured on {kept.get('device')}; this device is {device.name}. Use another file."
             )
+        kept["kernels"] = {**kept.pop("variants", {}), **kept.get("kernels", {})}  # older files say variants
         document = {**document, **kept}
         document.pop("not_measured", None)
         document["lost"] = ""
     for kernel in plan.kernels:
         record = kernel.record
-        document["variants"][kernel.traits.symbol] = {
+        document["kernels"][kernel.traits.symbol] = {
             name: record.get(name) for name in ("key", "arch", "spec", "launch", "resources")
         }
     return document

@@ -17,9 +17,9 @@ from hgemm.bench.measure import (
     MIN_MS,
     OURS,
     BenchContext,
+    KernelContender,
     OutputSample,
     Race,
-    Variant,
     open_race,
     rounds_of,
     warm_up,
@@ -294,17 +294,19 @@ def tune(
     began = time.perf_counter()
     states = sorted(TUNED_STATES, key=lambda state: -mix.get(state, 0.0))
     with open_race(work, context) as (race, own):
-        variants = [Variant(kernel, context.device, options) for kernel in kernels for options in options_of(kernel)]
-        for variant in variants:
-            context.watchdog.begin(symbol_of(variant.name))
-            race.add(own(variant))
+        contenders = [
+            KernelContender(kernel, context.device, options) for kernel in kernels for options in options_of(kernel)
+        ]
+        for one in contenders:
+            context.watchdog.begin(symbol_of(one.name))
+            race.add(own(one))
         sample = OutputSample(race.operands, context.seed)
         memory = own(context.memory_kernel(work))
         race.alternate(memory if states[0] == "model" else None)
         finalists = _halved(race, sample, selected)
-        others = [own(one) for one in _other_rasters(finalists, variants, work)]
+        others = [own(one) for one in _other_rasters(finalists, contenders, work)]
         finalists = _with_best_rasters(race, sample, finalists, others)
-        variants += others
+        contenders += others
         context.watchdog.rest()
         screened = {
             "work": work.plain(),
@@ -312,7 +314,7 @@ def tune(
             "sets": race.operands.sets,
             "rotated_bytes": race.operands.total_bytes,
             "screened_us": {name: round(race.launch_ms[name] * 1e3, 3) for name in race.ranked(OURS)},
-            **with_options(variants),
+            **with_options(contenders),
             "refused": race.rejected,
         }
         if not finalists:
@@ -381,17 +383,19 @@ def _halved(race: Race, sample: OutputSample, selected: str) -> list[str]:
     return []
 
 
-def _other_rasters(finalists: Sequence[str], variants: Sequence[Variant], work: Work) -> Iterator[Variant]:
+def _other_rasters(
+    finalists: Sequence[str], contenders: Sequence[KernelContender], work: Work
+) -> Iterator[KernelContender]:
     """Yield the finalists with other orders of tiles."""
-    for one in variants:
+    for one in contenders:
         if one.name in finalists and one.options:
             row = row_of(one.kernel.traits, one.kernel.record)
             for options in rasters_to_try(row, work, Target.of(one.device), one.options):
-                yield Variant(one.kernel, one.device, options)
+                yield KernelContender(one.kernel, one.device, options)
 
 
 def _with_best_rasters(
-    race: Race, sample: OutputSample, finalists: Sequence[str], others: Sequence[Variant]
+    race: Race, sample: OutputSample, finalists: Sequence[str], others: Sequence[KernelContender]
 ) -> list[str]:
     """Return the finalists, each with another order of tiles if that wins beyond the spread and its output is correct."""
     for other in others:
