@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from generator.tables import to_text
 from hgemm.dtypes import decode, encode, representable
 from hgemm.launch_traits import LaunchTraits
-from hgemm.reference import Operands, reference
+from hgemm.reference import OperandValues, reference
 
 TILE_K = 32
 
@@ -122,7 +122,7 @@ def row(way: Arithmetic, a: np.ndarray, b: np.ndarray, dtype: str, acc: str, dty
     """Return the shares of one arithmetic. Shapes: a (m, k), b (n, k)."""
     products = (a[:, None] * b).reshape(-1, a.shape[1])
     count, k = products.shape
-    expected = reference(traits_of(way, acc, dtype, dtype_d), Operands(a[None], b.T[None]))
+    expected = reference(traits_of(way, acc, dtype, dtype_d), OperandValues(a[None], b.T[None]))
 
     def ratio(sums: np.ndarray) -> np.ndarray:
         found = decode(encode(sums, dtype_d), dtype_d).reshape(expected.values.shape)

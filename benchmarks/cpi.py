@@ -36,7 +36,7 @@ from typing import Any
 
 import click
 
-from generator.build.inspect import Code, Listing, disassemble, find_nvdisasm, read_cubin
+from generator.build.inspect import Listing, MachineCode, disassemble, find_nvdisasm, read_cubin
 from hgemm.model.cards import FOLDER, parse_card
 
 SOURCE = Path(__file__).with_name("cpi.cu")
@@ -286,7 +286,7 @@ def check_code(arch: str, cubin: bytes) -> bool:
         return False
     wanted = probes(int("".join(filter(str.isdigit, arch))))
     kernels = sorted({probe.kernel for probe in wanted})
-    codes = [Code(arch, read_cubin(cubin, kernel).text) for kernel in kernels]
+    codes = [MachineCode(arch, read_cubin(cubin, kernel).text) for kernel in kernels]
     listings = dict(zip(kernels, disassemble(codes, program)))
     wrong = [found for probe in wanted if (found := judge(probe, listings[probe.kernel]))]
     if wrong:

@@ -31,7 +31,7 @@ from generator.device_check import (
     outcome_summary,
 )
 from generator.store.library import Library
-from generator.store.query import Selection, select_rows
+from generator.store.query import KernelFilter, select_rows
 from hgemm.device import checked, driver, open_device
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -49,7 +49,7 @@ def small_shapes(row: Mapping[str, Any]) -> str:
 
 
 def requests_of(args: argparse.Namespace) -> list[CheckRequest]:
-    rows = select_rows(Library(args.library), Selection(kernels=args.kernels, where=args.where))
+    rows = select_rows(Library(args.library), KernelFilter(kernels=args.kernels, where=args.where))
     if args.sanitize:
         count = min(args.sanitize, len(rows))
         rows = [rows[at * len(rows) // count] for at in range(count)]  # spread over the names, which say the specs

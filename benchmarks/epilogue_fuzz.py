@@ -35,7 +35,7 @@ from generator.build.toolchain import headers, templates_folder
 from generator.errors import HgemmError, RequestError
 from generator.families.base import Plan
 from generator.proof.executor import HostToolchain
-from generator.proof.jobs import Text, host_toolchain
+from generator.proof.jobs import ProofSource, host_toolchain
 from generator.proof.proving import Subject, prove
 from generator.sweep import sweep
 from hgemm.cases import Shape
@@ -130,7 +130,7 @@ def check(options: dict[str, str], toolchain: HostToolchain | None = None) -> tu
     if not plan:
         return "refused", 0.0
     kernel = emit(plan, templates_folder())
-    text = Text.of(kernel)
+    text = ProofSource.of(kernel)
     subject = Subject(kernel.symbol, text.ptx(templates_folder()).decode(), text.record, kernel.plan.mma_per_k_tile)
     checks = prove(subject, toolchain or host_toolchain(), SHAPES).checks
     failed = [one for one in checks if not one.passed]

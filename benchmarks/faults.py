@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.anchors import KERNEL, AnchorError, Program
 from benchmarks.fault_table import DEFAULT_CASES, FAULTS, NUMBERS, Fault
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.toolchain import templates_folder
 from generator.device_check import CheckOutcome
 from generator.errors import BuildError
 from generator.proof.executor import HostToolchain
-from generator.proof.jobs import ProofRequest, Text, host_toolchain, request_of, workers
+from generator.proof.jobs import ProofRequest, ProofSource, host_toolchain, request_of, workers
 from generator.sweep import sweep
 from generator.tables import to_text
 from hgemm.errors import HgemmError
@@ -46,7 +46,7 @@ _PATH = re.compile(r"(?<=\s)/\S+: ")
 # ---- Templates with a fault -------------------------------------------------------------------------------------------
 
 
-def kernel_of(fault: Fault) -> Kernel:
+def kernel_of(fault: Fault) -> EmittedKernel:
     """Return the kernel that a fault is seeded into, without the fault."""
     (plan,) = sweep([fault.options]).plans
     return emit(plan, templates_folder())
@@ -161,7 +161,7 @@ def catch(
     texts = seeded_texts(fault, kernel.source) if seeded else {}
     source = texts.pop(KERNEL, kernel.source)
     with templates_with(texts) as templates:
-        text = replace(Text.of(kernel), kernel=replace(kernel, source=source))
+        text = replace(ProofSource.of(kernel), kernel=replace(kernel, source=source))
         try:
             ptx = text.ptx(templates)
         except BuildError as error:

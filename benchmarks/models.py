@@ -31,7 +31,7 @@ from typing import Any
 
 import click
 
-from hgemm.bench.protocol import Ratio, abba, round_times
+from hgemm.bench.protocol import Ratio, forth_and_back, round_times
 from hgemm.device import driver_cuda, open_device
 
 # ==== Models ====
@@ -192,7 +192,7 @@ def measure(runs: dict[str, Callable[[], object]], state: str, plan: Plan) -> di
         for run in runs.values():
             run()
         torch.cuda.synchronize()  # otherwise the first block begins while the card is busy, which hides its first launches
-        rounds.append([(name, block_ms(runs[name], calls)) for name in abba([*runs])])
+        rounds.append([(name, block_ms(runs[name], calls)) for name in forth_and_back([*runs])])
         times = round_times(rounds)
         ratio = Ratio.of(times["torch"], times["patched"])
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from generator.ptx.instructions import row_of
-from generator.ptx.parser import Instruction, Kernel, Label, Symbol
+from generator.ptx.parser import Instruction, Label, PtxKernel, Symbol
 
 _HINTS = {
     "griddepcontrol.launch_dependents": "the next launch may begin when this one ends, which is later",
@@ -20,7 +20,7 @@ _HINTS = {
 _FOR_SHARED_MEMORY = ("cp.async.wait", "cp.async.commit", "cp.async.bulk.wait", "fence.proxy.async.shared")
 
 
-def equivalence(kernel: Kernel, place: int, way: str, passed: Instruction | None = None) -> str:
+def equivalence(kernel: PtxKernel, place: int, way: str, passed: Instruction | None = None) -> str:
     """Return why a fault at an instruction of a kernel changes nothing; "" if no rule says so.
 
     Fields: `passed` is the instruction that a moved one is put behind.
@@ -42,7 +42,7 @@ def equivalence(kernel: Kernel, place: int, way: str, passed: Instruction | None
 # ==== Control flow ====
 
 
-def _next_places(kernel: Kernel) -> list[list[int]]:
+def _next_places(kernel: PtxKernel) -> list[list[int]]:
     """Return for each place of the body the places that may follow. The end of the kernel is len(body)."""
     labels = {one.name: at for at, one in enumerate(kernel.body) if isinstance(one, Label)}
     found: list[list[int]] = []
@@ -94,7 +94,7 @@ def _always_reaches(
 # ==== Rules ====
 
 
-def _repeated(kernel: Kernel, place: int) -> str:
+def _repeated(kernel: PtxKernel, place: int) -> str:
     """A barrier is not needed next to an equal one, or if the kernel ends: no access is between them."""
     barrier, body = kernel.body[place], kernel.body
     following = _next_places(kernel)
@@ -114,7 +114,7 @@ def _repeated(kernel: Kernel, place: int) -> str:
     return ""
 
 
-def _local_mbarriers(kernel: Kernel) -> str:
+def _local_mbarriers(kernel: PtxKernel) -> str:
     """The fence after mbarrier.init is for other CTAs and for the TMA. A barrier orders the threads of the CTA."""
     others = ("mbarrier::complete_tx", "shared::cluster", "mapa", "multicast")
     alone = all(extent <= 1 for extent in kernel.cluster)

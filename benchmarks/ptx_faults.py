@@ -30,7 +30,7 @@ from generator.device_check import CheckOutcome
 from generator.errors import BuildError
 from generator.proof.jobs import host_toolchain, request_of, workers
 from generator.ptx.instructions import row_of
-from generator.ptx.parser import Instruction, Kernel, Label, parse
+from generator.ptx.parser import Instruction, Label, PtxKernel, parse
 from generator.store.library import Library
 from generator.sweep import sweep
 from generator.tables import to_text
@@ -103,7 +103,7 @@ def _orders(one: Instruction) -> bool:
     return bool(row.ordering) and not row.writes and not row.ordering.startswith("none")
 
 
-def _next_access(kernel: Kernel, place: int) -> Instruction | None:
+def _next_access(kernel: PtxKernel, place: int) -> Instruction | None:
     """Return the next instruction that accesses memory, if nothing else that orders or branches is before it."""
     for one in kernel.body[place + 1 :]:
         if isinstance(one, Label) or one.opcode.startswith(("bra", "ret", "exit")):

@@ -35,7 +35,7 @@ from generator.families.base import Plan
 from generator.families.mma_sync.rules import warp_extents
 from generator.families.wgmma.rules import TILE_M, consumers_of
 from generator.planner import broken_rules, plan_of, resolve, violations
-from generator.proof.jobs import Text, host_toolchain, prove_texts
+from generator.proof.jobs import ProofSource, host_toolchain, prove_texts
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Tile, WarpTile, parse_field
 from generator.sweep import sweep
 from hgemm.problem import LAUNCH
@@ -333,7 +333,7 @@ def drawn(seed: int, count: int, family: str = "mma.sync") -> list[Plan]:
 
 def prove(plans: list[Plan], seed: int, jobs: int) -> list[CheckOutcome]:
     """Check the kernels of plans on the CPU, and print a line for each."""
-    texts = [Text.of(emit(plan, templates_folder())) for plan in plans]
+    texts = [ProofSource.of(emit(plan, templates_folder())) for plan in plans]
     outcomes = []
     for outcome in prove_texts(texts, host_toolchain(), jobs, seed, TIMEOUT_S):
         outcomes.append(outcome)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from generator.device_check import CheckOutcome, open_kernel
-from generator.proof.bits import Adder, Order, Prediction, bits_of, predicted, require_order, revealing
+from generator.proof.bits import Adder, Prediction, SumOrder, bits_of, predicted, require_order, revealing
 from generator.store.library import Library
 from generator.tables import counted
 from hgemm.bench.baselines import CublasError, CublasLt
@@ -180,7 +180,7 @@ class BitsCheck:
             except HgemmError as error:
                 yield BitsOutcome(symbol, error=str(error))
 
-    def order_of(self, kernel: Kernel) -> Order | None:
+    def order_of(self, kernel: Kernel) -> SumOrder | None:
         """Return the order of a kernel's sums on this device."""
         major, minor = self.device.capability
         return require_order(kernel.record, major * 10 + minor)

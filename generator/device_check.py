@@ -67,7 +67,7 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The result of checking a kernel: its checks (see hgemm.verification.Check), or why it was skipped or failed.
+    """The result of checking a kernel: its checks (see hgemm.verification.CheckResult), or why it was skipped or failed.
 
     Fields: `skipped_cases` are the cases without a check, each with its `case` and a `reason`. `proof` is added to the kernel's
         record after a run on the CPU; `sites` are the costs of its source lines.
@@ -152,7 +152,7 @@ def check_here(request: CheckRequest) -> CheckOutcome:
     error = ""
     for case in cases:
         try:
-            allocating = partial(room, device, far_bytes(kernel.traits)) if case.min_span else nullcontext
+            allocating = partial(free_memory, device, far_bytes(kernel.traits)) if case.min_span else nullcontext
             checks.append(asdict(verify(kernel, case, device, options, allocating)))
         except DeviceMemoryError as lack:
             skipped.append({"case": str(case), "reason": str(lack)})
@@ -166,7 +166,7 @@ def check_here(request: CheckRequest) -> CheckOutcome:
 
 
 @contextmanager
-def room(device: Device, size_bytes: int) -> Iterator[None]:
+def free_memory(device: Device, size_bytes: int) -> Iterator[None]:
     """Wait until so much device memory is free, or too long. One process of this checkout at a time waits or allocates.
 
     So no two processes take the same free memory, and as many of them run such cases as the memory holds.

@@ -39,7 +39,7 @@ WHEELS = {
 
 
 @dataclass(frozen=True)
-class Check:
+class SetupCheck:
     """The result of one check: `state` is ok, warn or fail; `found` is what was found; `fix` is what to do."""
 
     name: str
@@ -48,7 +48,7 @@ class Check:
     fix: str = ""
 
 
-def examine(library: Path) -> list[Check]:
+def examine(library: Path) -> list[SetupCheck]:
     """Run all checks. A failing check does not stop the others."""
     checks = {
         "python": _python,
@@ -63,83 +63,85 @@ def examine(library: Path) -> list[Check]:
     return [check for name, run in checks.items() for check in _safely(name, run)]
 
 
-def _safely(name: str, run: Callable[[], Iterator[Check]]) -> list[Check]:
-    checks: list[Check] = []
+def _safely(name: str, run: Callable[[], Iterator[SetupCheck]]) -> list[SetupCheck]:
+    checks: list[SetupCheck] = []
     try:
         checks.extend(run())
     except HgemmError as error:
-        checks.append(Check(name, FAIL, *_split(str(error))))
+        checks.append(SetupCheck(name, FAIL, *_split(str(error))))
     except Exception as error:  # a broken installation can fail in any way
-        checks.append(Check(name, FAIL, " ".join(f"{type(error).__name__}: {error}".split()), INSTALL))
+        checks.append(SetupCheck(name, FAIL, " ".join(f"{type(error).__name__}: {error}".split()), INSTALL))
     return checks
 
 
-def _python() -> Iterator[Check]:
+def _python() -> Iterator[SetupCheck]:
     good = sys.version_info >= (3, 10)
-    yield Check(
+    yield SetupCheck(
         "python", OK if good else FAIL, platform.python_version(), "" if good else "install Python 3.10 or newer"
     )
 
 
-def _wheels() -> Iterator[Check]:
+def _wheels() -> Iterator[SetupCheck]:
     for wheel, prefix in WHEELS.items():
         try:
             version = version_of(wheel)
         except HgemmError:
-            yield Check(wheel, FAIL, "not installed", INSTALL)
+            yield SetupCheck(wheel, FAIL, "not installed", INSTALL)
             continue
         good = version.startswith(prefix)
-        yield Check(wheel, OK if good else FAIL, version, "" if good else f"needs {prefix}*: {INSTALL}")
+        yield SetupCheck(wheel, OK if good else FAIL, version, "" if good else f"needs {prefix}*: {INSTALL}")
 
 
-def _templates() -> Iterator[Check]:
+def _templates() -> Iterator[SetupCheck]:
     folder = templates_folder()
     names = {header.name for entry in entry_headers() for header in headers(entry, folder).files}
     ours = [name for name in names if name.startswith(OWN_HEADERS)]
     missing = [entry for entry in entry_headers() if entry not in names]
     found = f"{folder}: {len(ours)} headers, {len(names)} including dependencies"
     fix = f"{', '.join(missing)} is missing: {INSTALL}" if missing else ""
-    yield Check("templates", FAIL if missing else OK, found, fix)
+    yield SetupCheck("templates", FAIL if missing else OK, found, fix)
 
 
-def _nvrtc() -> Iterator[Check]:
+def _nvrtc() -> Iterator[SetupCheck]:
     known = {name.rstrip("a") for name in ARCHS}
     missing = sorted(known - supported_archs())
     supported = f"NVRTC compiles for all {len(known)} architectures"
     yield (
-        Check("nvrtc", WARN, f"NVRTC lacks {', '.join(missing)}", INSTALL) if missing else Check("nvrtc", OK, supported)
+        SetupCheck("nvrtc", WARN, f"NVRTC lacks {', '.join(missing)}", INSTALL)
+        if missing
+        else SetupCheck("nvrtc", OK, supported)
     )
 
 
-def _nvdisasm() -> Iterator[Check]:
+def _nvdisasm() -> Iterator[SetupCheck]:
     program = find_nvdisasm()
     out = subprocess.run(
         [program, "--version"], capture_output=True, text=True, errors="replace", timeout=30, check=True
     ).stdout
-    yield Check("nvdisasm", OK, f"{program}: {(out.strip().splitlines() or ['no version'])[-1]}")
+    yield SetupCheck("nvdisasm", OK, f"{program}: {(out.strip().splitlines() or ['no version'])[-1]}")
 
 
-def _host_compiler() -> Iterator[Check]:
+def _host_compiler() -> Iterator[SetupCheck]:
     try:
-        yield Check("host compiler", OK, str(host_toolchain().compiler))
+        yield SetupCheck("host compiler", OK, str(host_toolchain().compiler))
     except NoCompiler as error:  # only proofs on the CPU need one, so a missing one is a warning
-        yield Check("host compiler", WARN if isinstance(error, NoCompilerInstalled) else FAIL, *_split(str(error)))
+        yield SetupCheck("host compiler", WARN if isinstance(error, NoCompilerInstalled) else FAIL, *_split(str(error)))
 
 
-def _gpu() -> Iterator[Check]:
+def _gpu() -> Iterator[SetupCheck]:
     from hgemm.device import open_device
     from hgemm.errors import DeviceError
 
     try:
         device = open_device()
-        yield Check("gpu", OK, f"{device.name}, sm_{''.join(map(str, device.capability))}, {device.sms} SMs")
+        yield SetupCheck("gpu", OK, f"{device.name}, sm_{''.join(map(str, device.capability))}, {device.sms} SMs")
     except DeviceError as error:
-        yield Check("gpu", WARN, str(error), "build kernels here, and run them on a machine with a GPU")
+        yield SetupCheck("gpu", WARN, str(error), "build kernels here, and run them on a machine with a GPU")
 
 
-def _library(folder: Path) -> Iterator[Check]:
+def _library(folder: Path) -> Iterator[SetupCheck]:
     if not folder.exists():
-        yield Check(
+        yield SetupCheck(
             "library", WARN, f"{folder} does not exist", "run `generate`, or name another library with --library"
         )
         return
@@ -151,17 +153,19 @@ def _library(folder: Path) -> Iterator[Check]:
         except LibraryError as error:
             damaged.append(str(error))
     if damaged:
-        yield Check("library", FAIL, f"{folder}: {len(damaged)} of {counted(len(symbols), 'kernel')} cannot be used")
+        yield SetupCheck(
+            "library", FAIL, f"{folder}: {len(damaged)} of {counted(len(symbols), 'kernel')} cannot be used"
+        )
     elif symbols:
-        yield Check("library", OK, f"{folder}: {counted(len(symbols), 'kernel')}, all hashes correct")
+        yield SetupCheck("library", OK, f"{folder}: {counted(len(symbols), 'kernel')}, all hashes correct")
     else:
-        yield Check("library", WARN, f"{folder} has no kernels", "run `generate`")
+        yield SetupCheck("library", WARN, f"{folder} has no kernels", "run `generate`")
     if incomplete:
         have, names = "have" if len(incomplete) > 1 else "has", ", ".join(incomplete[:_MAX_NAMES])
         more = f" and {len(incomplete) - _MAX_NAMES} more" if len(incomplete) > _MAX_NAMES else ""
         found = f"{counted(len(incomplete), 'folder')} {have} {CUBIN_NAME} but no {RECORD_NAME} ({names}{more})"
-        yield Check("library", WARN, found, "run the commands that made them again")
-    yield from (Check("library", FAIL, *_split(error)) for error in damaged)
+        yield SetupCheck("library", WARN, found, "run the commands that made them again")
+    yield from (SetupCheck("library", FAIL, *_split(error)) for error in damaged)
 
 
 def _split(error: str) -> tuple[str, str]:

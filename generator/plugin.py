@@ -16,8 +16,8 @@ from generator.pack.growth import build_kernel
 from generator.planner import not_implemented
 from generator.store.files import reject_export
 from generator.store.library import Library
-from generator.store.query import Selection, choose
-from generator.sweep import over, read_spec_file, sweep, texts_from
+from generator.store.query import KernelFilter, choose
+from generator.sweep import overridden, read_spec_file, sweep, texts_from
 from hgemm.cases import Shape
 from hgemm.device import open_device
 from hgemm.library import reject_file
@@ -39,7 +39,7 @@ def generate(request: GenerateRequest) -> Iterator[Progress]:
         for spec in request.specs or [{}]
         for texts in (read_spec_file(spec) if isinstance(spec, Path) else [texts_from(spec)])
     ]
-    asked = sweep([over(group, given) for group in groups])
+    asked = sweep([overridden(group, given) for group in groups])
     asked.reject_empty()
     if asked.illegal:
         _LOG.warning("%s", asked.summary("and skipped"))
@@ -93,7 +93,7 @@ def verify(request: VerifyRequest) -> Iterator[Verified]:
     if request.jobs is not None and request.jobs < 1:
         raise RequestError(f"jobs is {request.jobs}: pass 1 or more")
     library = Library(request.folder)
-    symbols = choose(library, tuple(request.symbols), Selection())
+    symbols = choose(library, tuple(request.symbols), KernelFilter())
     for one in _on_cpu(library, symbols, request) if request.device == "cpu" else _on_gpu(symbols, request):
         cases = tuple(check["case"] for check in one.shapes)
         reason = "" if one.passed else one.reason

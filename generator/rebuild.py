@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from generator.build.compile import compile_kernel, key_of
-from generator.build.emit import Kernel
+from generator.build.emit import EmittedKernel
 from generator.build.fresh import differing_inputs, foreign, fresh_kernel
 from generator.build.inspect import Binary, inspect
 from generator.build.toolchain import headers
-from generator.build.workers import Lost, process_pool, run
+from generator.build.workers import LostItem, process_pool, run
 from generator.device_check import CheckOutcome
 from generator.errors import HgemmError
 from generator.families import expectation_of
@@ -37,7 +37,7 @@ def rebuilt(library: Library, symbols: Iterable[str], templates: Path, jobs: int
         found = dict(run(task, symbols, pool))
     for place, symbol in enumerate(symbols):
         result = found[place]
-        yield CheckOutcome(symbol, error=f"its worker {result.cause}") if isinstance(result, Lost) else result
+        yield CheckOutcome(symbol, error=f"its worker {result.cause}") if isinstance(result, LostItem) else result
 
 
 def _rebuild_all(symbols: Sequence[str], library: Library, templates: Path) -> list[CheckOutcome]:
@@ -57,7 +57,7 @@ def _rebuild(library: Library, symbol: str, templates: Path) -> CheckOutcome:
     return CheckOutcome(symbol, tuple(checks), seconds=time.monotonic() - began)
 
 
-def _compared(stored: StoredKernel, kernel: Kernel, templates: Path) -> Iterator[dict]:
+def _compared(stored: StoredKernel, kernel: EmittedKernel, templates: Path) -> Iterator[dict]:
     """Yield the checks of the compiled files: byte for byte if all inputs are the same, otherwise by instruction counts."""
     record, found = stored.record, headers(kernel.entry_header, templates)
     compiled = compile_kernel(kernel, found)

@@ -349,7 +349,7 @@ Parser = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True)
-class Choice:
+class WordParser:
     """A parser of one word out of several. `spellings` maps other spellings of a word to it."""
 
     words: tuple[str, ...]
@@ -364,7 +364,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntegerParser:
     """A parser of a whole number from `low` to `high`.
 
     Numbers up to `readable` are accepted too: the rules reject them with the limit of the kernel.
@@ -390,7 +390,7 @@ def _switch(text: str, what: str) -> bool:
 
 
 def _align(text: str, what: str) -> int:
-    return int(Choice(("8", "4", "2", "1"))(text, what))
+    return int(WordParser(("8", "4", "2", "1"))(text, what))
 
 
 def _mma(text: str, what: str) -> str:
@@ -398,7 +398,7 @@ def _mma(text: str, what: str) -> str:
     word = text.strip().lower()
     if _WGMMA_ATOM.fullmatch(word) or _WORD.fullmatch(word):
         return word
-    return Choice(("m16n8k16", "m16n8k8", WMMA, WGMMA, "m64nNk16", "m64nNk8"))(text, what)
+    return WordParser(("m16n8k16", "m16n8k8", WMMA, WGMMA, "m64nNk16", "m64nNk8"))(text, what)
 
 
 # ==== The table of fields ====
@@ -442,7 +442,7 @@ class Field:
     @property
     def words(self) -> tuple[str, ...]:
         """The values that a shell completes: all if the field has a list of values, examples otherwise."""
-        if isinstance(self.parse, Choice):
+        if isinstance(self.parse, WordParser):
             return self.parse.words
         return ("on", "off") if self.parse is _switch else self.examples
 
@@ -451,7 +451,7 @@ def _listed(words: Iterable[str]) -> str:
     return ", ".join(words)
 
 
-_TYPE, _OUT, _ACC = Choice(_INPUTS, SPELLINGS), Choice(OUTPUTS, SPELLINGS), Choice(ACCUMULATIONS, SPELLINGS)
+_TYPE, _OUT, _ACC = WordParser(_INPUTS, SPELLINGS), WordParser(OUTPUTS, SPELLINGS), WordParser(ACCUMULATIONS, SPELLINGS)
 
 FIELDS = (
     Field(
@@ -466,13 +466,13 @@ FIELDS = (
     ),
     Field(
         "form",
-        Choice(FORMS),
+        WordParser(FORMS),
         TARGET,
         "NAMES",
         "How the kernel is written: atoms, cute (all of CuTe), dsl (CuTe DSL).",
         families=(_MMA_SYNC, _WGMMA),
     ),
-    Field("ctas_per_sm", Whole(1, 32), TARGET, "N", "CTAs that an SM holds at once. Limits the registers."),
+    Field("ctas_per_sm", IntegerParser(1, 32), TARGET, "N", "CTAs that an SM holds at once. Limits the registers."),
     Field(
         "dtype_a",
         _TYPE,
@@ -508,7 +508,7 @@ FIELDS = (
     ),
     Field(
         "layout",
-        Choice(LAYOUTS),
+        WordParser(LAYOUTS),
         OPERANDS,
         "LAYOUTS",
         f"A and B in BLAS letters: {_listed(LAYOUTS)}.",
@@ -552,7 +552,7 @@ FIELDS = (
     ),
     Field(
         "consumers",
-        Whole(0, 3),
+        IntegerParser(0, 3),
         TILES,
         "N",
         "wgmma: warpgroups that multiply, 1 to 3.",
@@ -561,7 +561,7 @@ FIELDS = (
     ),
     Field(
         "cooperation",
-        Choice(("cooperative", "pingpong")),
+        WordParser(("cooperative", "pingpong")),
         TILES,
         "NAMES",
         "wgmma: consumers share a tile (cooperative) or alternate (pingpong).",
@@ -586,7 +586,7 @@ FIELDS = (
     ),
     Field(
         "stages",
-        Whole(1, 16, readable=64),
+        IntegerParser(1, 16, readable=64),
         PIPELINE,
         "N",
         "Stages, 3 or 2:5. From 1 to 16; with wgmma or TMA from 2.",
@@ -595,7 +595,7 @@ FIELDS = (
     ),
     Field(
         "fragment_stages",
-        Whole(1, 2, readable=8),
+        IntegerParser(1, 2, readable=8),
         PIPELINE,
         "N",
         "Fragments read ahead: 2 (one ahead) or 1 (none).",
@@ -604,7 +604,7 @@ FIELDS = (
     ),
     Field(
         "copy",
-        Choice(("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma", "ldg")),
+        WordParser(("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma", "ldg")),
         PIPELINE,
         "METHODS",
         "Global to shared memory: cp_async, ldg_sts, ldg_sts_scalar, ldg_sts_unaligned, tma; to registers, for few rows: ldg. "
@@ -612,7 +612,7 @@ FIELDS = (
     ),
     Field(
         "store_spacing",
-        Whole(0, 64),
+        IntegerParser(0, 64),
         PIPELINE,
         "N",
         "ldg_sts, ldg_sts_scalar: tensor instructions between two stores to shared memory. 0: store after the last one.",
@@ -629,7 +629,7 @@ FIELDS = (
     ),
     Field(
         "smem_alloc",
-        Choice(("dynamic", "static")),
+        WordParser(("dynamic", "static")),
         PIPELINE,
         "NAMES",
         "Shared memory: dynamic, static.",
@@ -652,7 +652,7 @@ FIELDS = (
     ),
     Field(
         "mma_order",
-        Choice(("row", "zigzag")),
+        WordParser(("row", "zigzag")),
         PIPELINE,
         "NAMES",
         "Order of a warp's atoms: row, zigzag.",
@@ -693,14 +693,19 @@ FIELDS = (
     Field("beta", _switch, EPILOGUE, "ON/OFF", "Add beta * C: on, off.", meaning="Add beta * C."),
     Field(
         "bias",
-        Choice((*BIASES, LAUNCH)),
+        WordParser((*BIASES, LAUNCH)),
         EPILOGUE,
         "NAMES",
         f"Add a bias: none, row (n,), column (m,), {LAUNCH} (any of them).",
         enum="bias",
     ),
     Field(
-        "activation", Choice(ACTIVATIONS), EPILOGUE, "NAMES", f"Activation: {_listed(ACTIVATIONS)}.", enum="activation"
+        "activation",
+        WordParser(ACTIVATIONS),
+        EPILOGUE,
+        "NAMES",
+        f"Activation: {_listed(ACTIVATIONS)}.",
+        enum="activation",
     ),
     Field(
         "epilogue",
@@ -711,7 +716,9 @@ FIELDS = (
         examples=("none",),
         meaning="Expression of D, in JSON; none if beta, bias and activation define D.",
     ),
-    Field("store", Choice(("direct", "smem", "tma")), EPILOGUE, "NAMES", "Store D direct, through smem, or by tma."),
+    Field(
+        "store", WordParser(("direct", "smem", "tma")), EPILOGUE, "NAMES", "Store D direct, through smem, or by tma."
+    ),
 )
 """Every field, in the order of help texts and of sweeps."""
 

@@ -367,7 +367,7 @@ def read_spec_file(path: Path) -> list[Texts]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise RequestError(f"spec file {path}: write each group as a table [[kernel]]")
     common = texts_in(document, path)
-    return [over(common, texts_in(table, path)) for table in tables]
+    return [overridden(common, texts_in(table, path)) for table in tables]
 
 
 MAX_TOML_BYTES, MAX_DOTS = 8 * 2**20, 256
@@ -393,7 +393,7 @@ def sweep_of(spec: Spec) -> Sweep:
     return Sweep((Candidate(plan, request, tuple(broken_rules(plan))),))
 
 
-def over(texts: Texts, above: Texts) -> Texts:
+def overridden(texts: Texts, above: Texts) -> Texts:
     """Override options by those `above`. An option is dropped if the options above set all of its fields."""
     covered = {field for name in above for field in option_of(name).fields}
     kept = {name: text for name, text in texts.items() if not covered.issuperset(option_of(name).fields)}

@@ -19,7 +19,7 @@ def gradient_of(result: int) -> Input:
     return Input(f"gradient of {f'out{result}' if result else 'd'}", "matrix")
 
 
-class _One(Value):
+class _GradientOfD(Value):
     """The gradient of D by itself. A product with it is the other factor."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class _One(Value):
         return other if isinstance(other, Value) else super().__mul__(other)
 
 
-ONE: Value = _One()
+ONE: Value = _GradientOfD()
 
 Pullback = Callable[..., "tuple[Value | None, ...]"]
 

@@ -121,7 +121,7 @@ def _root_power_of_two(x: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Operands:
+class OperandValues:
     """The operands in float64.
 
     Shapes: a (batch, m, k), b (batch, k, n), c (batch, m, n), bias (batch, 1, n) or (batch, m, 1); `inputs` of an expression
@@ -141,7 +141,9 @@ class Operands:
     """Arrays with their stored elements, where they are known: encoding takes long."""
 
 
-def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None = None, splits: int = 1) -> Reference:
+def reference(
+    traits: LaunchTraits, operands: OperandValues, rows: np.ndarray | None = None, splits: int = 1
+) -> Reference:
     """Return D, or `rows` of it, and the error bound of each element. `splits` are those of the launch, if it decides them.
 
     If only some tiles are split, the bound holds for both kinds.

@@ -31,7 +31,7 @@ from hgemm.launch import (
 )
 from hgemm.launch_traits import INPUT, OUTPUT, LaunchTraits
 from hgemm.problem import Aux, LaunchOptions, Problem
-from hgemm.reference import EXACT, Operands, Reference, reference
+from hgemm.reference import EXACT, OperandValues, Reference, reference
 
 # ==== Operands: memory layout and random numbers ====
 
@@ -126,7 +126,7 @@ def _batch(case: Case, name: str, is_matrix: bool = False) -> int:
     return 1 if name in case.broadcast.split(",") else case.shape.batch
 
 
-def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) -> Operands:
+def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) -> OperandValues:
     """Draw random operands that overflow no accumulator.
 
     Kind `integer` draws integers, so that accumulators are exact and only D is rounded. Kind `normal` draws normal
@@ -153,7 +153,7 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
         a, b = representable(a, traits.dtype_a), representable(b, traits.dtype_b)
     if case.cancels:
         c = -case.alpha / case.beta * (a @ b)
-    return Operands(
+    return OperandValues(
         a,
         b,
         None if c is None else stored_digits(c, traits.dtype_d),
@@ -225,7 +225,7 @@ def stored_digits(values: np.ndarray, dtype: str) -> np.ndarray:
     return decode(encode(values, dtype), dtype)
 
 
-def stored(traits: LaunchTraits, operands: Operands) -> dict[str, np.ndarray]:
+def stored(traits: LaunchTraits, operands: OperandValues) -> dict[str, np.ndarray]:
     """Return the operands as they are stored.
 
     Shapes: (batch, rows, columns) of `operand_layouts`. Operands with fewer matrices repeat.
@@ -479,7 +479,7 @@ UNBOUNDED = "no element has an error bound"
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """The result of one case. `max_bound_ratio` is the largest ratio of an error to its bound; 1 or less passes.
 
     Fields: `reason` of a case that passed is UNBOUNDED if any number would have passed.
@@ -498,7 +498,7 @@ def verify(
     device: Device,
     options: CheckOptions = CheckOptions(),
     allocating: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Check:
+) -> CheckResult:
     """Check one case with each kind of data. The first failure is the reason. Memory is allocated within `allocating`.
 
     Raises: ProblemError if the kernel does not support the problem, DeviceError if a launch fails.
@@ -521,7 +521,7 @@ def verify(
     failed = [check for check in checks if not check.passed]
     error, ratio = max(check.max_error for check in checks), max(check.max_bound_ratio for check in checks)
     unbounded = UNBOUNDED if all(check.reason == UNBOUNDED for check in checks) else ""
-    return Check(str(case), error, ratio, not failed, failed[0].reason if failed else unbounded)
+    return CheckResult(str(case), error, ratio, not failed, failed[0].reason if failed else unbounded)
 
 
 class Trial:
@@ -553,7 +553,7 @@ class Trial:
             with suppress(DeviceError):  # after a fault every call fails: only the first error matters
                 buffer.free()
 
-    def check(self, allocating: Callable[[], AbstractContextManager[None]] = nullcontext) -> Check:
+    def check(self, allocating: Callable[[], AbstractContextManager[None]] = nullcontext) -> CheckResult:
         with allocating():
             self.prepare()
         problem = self.problem()
@@ -567,7 +567,7 @@ class Trial:
             complaint = complaint or (f"a second launch differs in {differing} B of D" if differing else "")
         self.free()  # other processes may need the memory while this one computes the reference
         if complaint:
-            return Check(str(self.case), float("inf"), float("inf"), False, f"{self.kind}: {complaint}")
+            return CheckResult(str(self.case), float("inf"), float("inf"), False, f"{self.kind}: {complaint}")
         expected = reference(self.traits, self.operands, splits=self.splits)
         check = compare(str(self.case), decode(found, self.traits.dtype_d), expected, self.kind)
         for output, one in zip(self.traits.outputs, expected.outputs):
@@ -705,15 +705,15 @@ class Trial:
         return self.workspace.complaint(counter_bytes(self.traits, *sizes, self.launch_options))
 
 
-def _worse(first: Check, second: Check) -> Check:
+def _worse(first: CheckResult, second: CheckResult) -> CheckResult:
     """Return both checks as one."""
     failed = next((check for check in (first, second) if not check.passed), None)
     reason = failed.reason if failed else UNBOUNDED if first.reason == second.reason == UNBOUNDED else ""
     error, ratio = (max(getattr(one, name) for one in (first, second)) for name in ("max_error", "max_bound_ratio"))
-    return Check(first.case, error, ratio, failed is None, reason)
+    return CheckResult(first.case, error, ratio, failed is None, reason)
 
 
-def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> Check:
+def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> CheckResult:
     """Compare values with a reference element by element. Shapes: both (batch, m, n)."""
     with np.errstate(invalid="ignore"):
         error, ratio = np.abs(values - expected.values), expected.error_ratio(values)
@@ -722,13 +722,13 @@ def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> Ch
     worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     max_error, max_ratio = float(error.max()), float(ratio[worst])
     if max_ratio <= 1.0:
-        return Check(case, max_error, max_ratio, True, UNBOUNDED if np.all(np.isinf(expected.bound)) else "")
+        return CheckResult(case, max_error, max_ratio, True, UNBOUNDED if np.all(np.isinf(expected.bound)) else "")
     off, value = int(np.count_nonzero(ratio > 1.0)), values[worst]
     reason = (
         f"{kind}: {off} elements are wrong, the worst {_index(worst)} is {value:.7g}, expected {expected.values[worst]:.7g}, "
         f"error {error[worst]:.3g} > bound {expected.limit(values)[worst]:.3g}"
     )
-    return Check(case, max_error, max_ratio, False, reason)
+    return CheckResult(case, max_error, max_ratio, False, reason)
 
 
 def _index(position: Iterable[Any]) -> str:
@@ -749,7 +749,7 @@ class Run:
     time_us: float
     tflops: float
     checked_rows: int
-    check: Check | None
+    check: CheckResult | None
     digest: str
 
 
@@ -766,7 +766,7 @@ def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int 
         found, complaint = trial.launch(problem)
         check, rows = None, _rows(case, seed) if checked else np.zeros(0, int)
         if checked and complaint:
-            check = Check(str(case), float("inf"), float("inf"), False, complaint)
+            check = CheckResult(str(case), float("inf"), float("inf"), False, complaint)
         elif checked:
             expected = reference(kernel.traits, trial.operands, rows, trial.splits)
             check = compare(str(case), decode(found[:, rows], kernel.traits.dtype_d), expected, "normal")

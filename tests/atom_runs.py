@@ -32,10 +32,10 @@ from atom_probes import (
 )
 
 from generator.build.compile import compile_kernel, ptx_of
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.toolchain import Headers, headers, templates_folder
 from generator.proof import executor as abi
-from generator.proof.executor import Adversary, Executable, Launch, Region, TensorMap
+from generator.proof.executor import Adversary, EmulatedTensorMap, Executable, Launch, Region
 from generator.sweep import sweep
 from hgemm.device import checked, driver, open_device
 from hgemm.errors import DeviceError
@@ -63,10 +63,10 @@ def run_on_executor(executable: Executable, probe: Probe, adversary: Adversary) 
         _aligned(np.full(SHARED_WORDS + THREADS * OUT_WORDS, 0xFFFFFFFF, np.uint32)),
     )
     at, to = inputs.ctypes.data, outputs.ctypes.data
-    tensor = TensorMap()
+    tensor = EmulatedTensorMap()
     if probe.box:
         box = probe.box
-        tensor = TensorMap(
+        tensor = EmulatedTensorMap(
             base=map_base(probe, at, to),
             extent=box.extents,
             stride_bytes=box.strides,
@@ -149,7 +149,7 @@ def translatable(text: str, symbol: str = SYMBOL) -> str:
     return ptx_of(*_kernel_and_headers(text, symbol)).decode()
 
 
-def _kernel_and_headers(text: str, symbol: str) -> tuple[Kernel, Headers]:
+def _kernel_and_headers(text: str, symbol: str) -> tuple[EmittedKernel, Headers]:
     (plan,) = sweep([{"arch": "sm_90a", "tile": "64x64x64"}]).plans
     kernel = replace(emit(plan, templates_folder()), source=text, symbol=symbol)
     roots = ("common/atoms_sm90.cuh", "mma_sync/wmma.cuh", "common/activation.cuh")

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from generator.build.emit import Kernel
+from generator.build.emit import EmittedKernel
 from generator.build.pipeline import Outcome, Settings, make, planned
 from generator.build.toolchain import templates_folder
 from generator.cli.main import generate_command, hgemm_command, main
 from generator.proof.executor import Executable, HostCompiler, HostToolchain, NoCompiler, find_compiler
-from generator.proof.jobs import Prover, Text, check_here, request_of
+from generator.proof.jobs import ProofSource, Prover, check_here, request_of
 from generator.proof.proving import Subject
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -175,17 +175,17 @@ def made(texts: dict[str, str], settings: Settings, processes: int = 0) -> list[
 
 
 @cache
-def ptx_of(kernel: Kernel) -> bytes:
+def ptx_of(kernel: EmittedKernel) -> bytes:
     """Return the PTX of an emitted kernel."""
-    return Text.of(kernel).ptx(templates_folder())
+    return ProofSource.of(kernel).ptx(templates_folder())
 
 
-def subject_of(kernel: Kernel) -> Subject:
+def subject_of(kernel: EmittedKernel) -> Subject:
     """Return what a proof of an emitted kernel takes."""
     return Subject(kernel.symbol, ptx_of(kernel).decode(), planned(kernel), kernel.plan.mma_per_k_tile)
 
 
-def executable_of(kernel: Kernel, host_toolchain: HostToolchain) -> Executable:
+def executable_of(kernel: EmittedKernel, host_toolchain: HostToolchain) -> Executable:
     """Return an emitted kernel, to run on the CPU in this process."""
     return Executable(host_toolchain.executable(kernel.symbol, ptx_of(kernel).decode()))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from records import make_record, resources_of
 
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.catalog import group_names, load_catalog
@@ -65,14 +65,14 @@ HOPPER = (
 """Kernels on wgmma with TMA copies."""
 
 
-def more_kernels() -> Iterator[Kernel]:
+def more_kernels() -> Iterator[EmittedKernel]:
     """Emit kernels of kinds that the catalog lacks."""
     templates = templates_folder()
     for texts in MORE:
         yield from (emit(plan, templates) for plan in sweep([texts]).plans)
 
 
-def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
+def paper_library(folder: Path, kernels: list[EmittedKernel]) -> Library:
     """Return a library of kernels that were planned and not compiled: their code is a line that says what they do."""
     library = Library(folder)
     for kernel in kernels:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from generator.build.compile import compile_kernel
-from generator.build.emit import Kernel
+from generator.build.emit import EmittedKernel
 from generator.build.toolchain import headers, templates_folder
 from generator.errors import BuildError
 
 
-def assert_refused_by_the_compiler(kernel: Kernel, right: str, wrong: str) -> None:
+def assert_refused_by_the_compiler(kernel: EmittedKernel, right: str, wrong: str) -> None:
     """Compile a kernel with `wrong` for the first `right` of its text: an assertion in the text must stop it."""
     assert right in kernel.source
     altered = replace(kernel, source=kernel.source.replace(right, wrong, 1))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from generator.build.emit import Kernel
+from generator.build.emit import EmittedKernel
 from generator.build.pipeline import planned
 from generator.catalog import catalog_kernels
 from hgemm.dispatch_table import DispatchTable
 
 
-def record_of(kernel: Kernel) -> dict[str, Any]:
+def record_of(kernel: EmittedKernel) -> dict[str, Any]:
     """Return what selection reads of a kernel's record."""
     return {**planned(kernel), "resources": {"ctas_per_sm": kernel.plan.spec.ctas_per_sm}}
 

@@ -27,10 +27,10 @@ from hgemm.bench.protocol import (
     Protocol,
     Ratio,
     Tolerance,
-    abba,
     block_launches,
     fastest,
     figures,
+    forth_and_back,
     geometric_mean,
     round_times,
 )
@@ -475,7 +475,7 @@ def test_operands_are_random_and_differ_from_set_to_set(driver: BenchDriver, ker
 
 def test_a_linear_drift_cancels_in_a_round() -> None:
     drift, blocks = 0.0, []
-    for name in abba(["a", "b", "c"]):
+    for name in forth_and_back(["a", "b", "c"]):
         blocks.append((name, 1.0 + drift))
         drift += 0.1
     times = round_times([blocks])

@@ -16,7 +16,7 @@ from benchmarks import batch_invariance, compile_time, cost_model, cutlass, mode
 from benchmarks.cost_model import Configuration, asked, distance, matched
 from benchmarks.cpi import Failed, check_code, compile_for, judge, measure, probes
 from benchmarks.verdicts import SOUND, VERDICTS, Case
-from generator.build.inspect import Code, disassemble, read_cubin
+from generator.build.inspect import MachineCode, disassemble, read_cubin
 from generator.device_check import CheckOutcome
 from hgemm.bench.protocol import Ratio
 from hgemm.bench.work import Work
@@ -209,7 +209,7 @@ def test_each_loop_holds_the_instructions_that_are_counted_and_no_kernel_spills(
 def test_a_loop_that_was_optimised_away_or_holds_something_else_is_found() -> None:
     cubin = compile_for("sm_75")
     probe = next(probe for probe in probes(75) if probe.name == "ldsm_x4")
-    (listing,) = disassemble([Code("sm_75", read_cubin(cubin, probe.kernel).text)])
+    (listing,) = disassemble([MachineCode("sm_75", read_cubin(cubin, probe.kernel).text)])
     assert judge(probe, listing) == ""
     assert "has 8 LDSM" in judge(dataclasses.replace(probe, per_step=16), listing)
     assert "has 0 LDS" in judge(dataclasses.replace(probe, sass="LDS"), listing)

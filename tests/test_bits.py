@@ -27,8 +27,8 @@ from generator.device_bits import (
 from generator.errors import ProofError
 from generator.proof.bits import (
     Adder,
-    Order,
     OrderTrial,
+    SumOrder,
     adder,
     bits_of,
     order_cases,
@@ -42,7 +42,7 @@ from generator.proof.machine import EmulatedKernel, HostMemory
 from generator.sweep import sweep
 from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
-from hgemm.reference import Operands
+from hgemm.reference import OperandValues
 from hgemm.verification import CheckOptions
 
 IN_ORDER = "f16 mma k16, f32 sum; k in order"
@@ -57,13 +57,13 @@ def add(host_toolchain: HostToolchain) -> Adder:
     return adder(host_toolchain.ordered_sum())
 
 
-def order(text: str, arch: int = 90) -> Order:
-    found = Order.parse(text, arch)
+def order(text: str, arch: int = 90) -> SumOrder:
+    found = SumOrder.parse(text, arch)
     assert found
     return found
 
 
-def covered(one: Order, k: int) -> list[int]:
+def covered(one: SumOrder, k: int) -> list[int]:
     """Return every k that is added, in order."""
     return [int(at) for part in one.chains(k) for chain in part for at in chain if at >= 0]
 
@@ -132,9 +132,9 @@ def test_a_prediction_knows_bias_activation_and_nan(add: Adder):
     traits = LaunchTraits.of(planned(emit(plan, templates_folder())))
     a, b = np.ones((1, 2, 8)), np.ones((1, 8, 3))
     a[0, 1, 0] = np.nan
-    found = predicted(order(IN_ORDER, 80), traits, Operands(a, b, None, np.array([[[1.0, -9.0, 0.0]]])), add)
+    found = predicted(order(IN_ORDER, 80), traits, OperandValues(a, b, None, np.array([[[1.0, -9.0, 0.0]]])), add)
     assert [hex(word) for word in found.bits.ravel()] == ["0x4110", "0x0", "0x4100", *["0x7fff"] * 3]
-    gelu = predicted(order(IN_ORDER, 80), replace(traits, activation="gelu"), Operands(a, b), add)
+    gelu = predicted(order(IN_ORDER, 80), replace(traits, activation="gelu"), OperandValues(a, b), add)
     assert not gelu.known.any()
 
 

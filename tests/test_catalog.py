@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, made
 
-from generator.build.emit import Kernel
+from generator.build.emit import EmittedKernel
 from generator.build.pipeline import Settings
 from generator.catalog import (
     EXTRA,
@@ -33,7 +33,7 @@ from generator.families import family_of
 from generator.spec import BY_NAME, Spec
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
-from generator.sweep import over, sweep
+from generator.sweep import overridden, sweep
 
 EMITTED = ROOT / "emitted"
 PLANNED = {"smem_a", "smem_b", "epilogue", "serial_parts", "pointer_arrays"}
@@ -45,7 +45,7 @@ Those in which a family has no choice need no pin.
 
 
 @cache
-def kernels() -> list[Kernel]:
+def kernels() -> list[EmittedKernel]:
     return catalog_kernels()
 
 
@@ -123,7 +123,7 @@ def test_the_group_for_cublas_programs_has_what_they_ask_for_and_the_catalog_lac
 def test_the_first_tile_of_each_group_passes_inspection(group: str, settings: Settings) -> None:
     texts = load_catalog([group])[0]
     first = {"arch": "sm_90", "layout": "tn", "tile": texts["tile"].partition(",")[0]}
-    outcomes = made(over(texts, first), settings)  # several if the group lists schedules
+    outcomes = made(overridden(texts, first), settings)  # several if the group lists schedules
     assert outcomes and all(outcome.error == "" for outcome in outcomes)
 
 

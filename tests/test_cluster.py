@@ -22,14 +22,14 @@ import dask  # noqa: E402
 from distributed import Client, LocalCluster  # noqa: E402
 
 from generator.build import dask as cluster_module  # noqa: E402
-from generator.build.dask import Cluster, Order, build_here, difference, identity  # noqa: E402  # noqa: E402
+from generator.build.dask import Cluster, WorkerOptions, build_here, difference, identity  # noqa: E402
 from generator.build.pipeline import (  # noqa: E402
-    Product,  # noqa: E402
+    BuildResult,
     Settings,
     make,
 )
 from generator.build.toolchain import templates_folder  # noqa: E402
-from generator.build.workers import Lost, Pool, run  # noqa: E402
+from generator.build.workers import LostItem, Pool, run  # noqa: E402
 from generator.errors import BuildError, HgemmError, RequestError  # noqa: E402
 from generator.proof.executor import HostToolchain  # noqa: E402
 from generator.spec import symbol_of  # noqa: E402
@@ -104,14 +104,16 @@ def test_what_kills_every_worker_is_named_and_the_rest_is_done(address: str) -> 
         pool = Pool(client.get_executor(pure=False), width, lambda: None, death)
         results = list(run(die_over, list(range(8)), pool))
     assert sorted(place for place, _ in results) == list(range(8))
-    (cause,) = (result.cause for place, result in results if isinstance(result, Lost) and place == 3)
+    (cause,) = (result.cause for place, result in results if isinstance(result, LostItem) and place == 3)
     assert cause.startswith("died while building it, as did 1 before; the last was tcp://127.0.0.1:")
     assert {place: result for place, result in results if place != 3} == {n: -n for n in range(8) if n != 3}
 
 
 def test_one_that_does_not_compile_is_kept_here_with_its_log(settings: Settings, monkeypatch) -> None:
     """What a worker says of a kernel is all that the client needs: `failed/` is in its library, paths are its own."""
-    failing = Product("hgemm_bad", "failed", 0.1, failure=BuildError("hgemm_bad", "x.cu(3): error: no"), source="text")
+    failing = BuildResult(
+        "hgemm_bad", "failed", 0.1, failure=BuildError("hgemm_bad", "x.cu(3): error: no"), source="text"
+    )
     monkeypatch.setattr(Cluster, "products", lambda self, plans: iter([(0, failing)]))
     ((_, outcome),) = make(sweep([SMALL]).plans, settings, 1, Cluster("tcp://host:1"))
     assert "hgemm_bad does not compile: x.cu(3): error: no" in outcome.error
@@ -161,7 +163,7 @@ def test_a_cluster_of_another_version_is_refused_and_every_difference_named(
 
 
 def test_a_worker_that_comes_later_says_itself_that_it_differs() -> None:
-    order = Order(False, False, {**identity(), "sources": "0" * 64})
+    order = WorkerOptions(False, False, {**identity(), "sources": "0" * 64})
     with pytest.raises(HgemmError, match="a worker on .*: sources [0-9a-f]{12} there, 000000000000 here"):
         build_here([], order)
 

@@ -34,7 +34,7 @@ from generator.arch import ARCHS
 from generator.build import dsl as translate
 from generator.build.dsl import with_problem_parameter
 from generator.build.emit import _template, emit
-from generator.build.pipeline import BuildOptions, Product, build, prepare
+from generator.build.pipeline import BuildOptions, BuildResult, build, prepare
 from generator.build.toolchain import templates_folder
 from generator.cli import main as cli
 from generator.cli.main import hgemm_command
@@ -322,7 +322,7 @@ BUILT = {
 
 
 @pytest.fixture(scope="module")
-def products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Product]:
+def products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BuildResult]:
     """Kernels that are made where temporary files have a blank in their path, which the DSL's options cannot say."""
     plans = [plan_in_dsl(**texts) for texts in BUILT.values()]
     assert not any(map(violations, plans))
@@ -336,7 +336,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Product]:
 
 
 @needs_dsl
-def test_modules_compile_to_what_is_planned_and_take_a_problem(products: dict[str, Product]) -> None:
+def test_modules_compile_to_what_is_planned_and_take_a_problem(products: dict[str, BuildResult]) -> None:
     for product in products.values():
         assert (product.status, product.error) == ("built", "")
         record = product.record
@@ -349,7 +349,7 @@ def test_modules_compile_to_what_is_planned_and_take_a_problem(products: dict[st
 @needs_dsl
 @pytest.mark.parametrize("name", BUILT)
 def test_the_ptx_computes_ragged_products_and_touches_nothing_else(
-    products: dict[str, Product], name: str, host_toolchain: HostToolchain
+    products: dict[str, BuildResult], name: str, host_toolchain: HostToolchain
 ) -> None:
     traits, ptx = LaunchTraits.of(products[name].record), products[name].files["kernel.ptx"].decode()
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k

@@ -12,7 +12,7 @@ from conftest import ROOT
 from jinja2 import meta, nodes
 from refusals import assert_refused_by_the_compiler
 
-from generator.build.emit import Kernel, _template, emit
+from generator.build.emit import EmittedKernel, _template, emit
 from generator.build.toolchain import templates_folder
 from generator.families.base import Plan
 from generator.families.mma_sync.emit import FORMS
@@ -190,7 +190,7 @@ OTHERS = {
 }
 
 
-def kernel_of(**texts: str) -> Kernel:
+def kernel_of(**texts: str) -> EmittedKernel:
     return emit(
         plan_of(**{"align_d": "4", "warp_tile": "32x16", "ctas_per_sm": "2", "fragment_stages": "2", **texts}),
         TEMPLATES,

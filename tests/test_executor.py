@@ -25,6 +25,7 @@ from generator.proof import executor as abi
 from generator.proof import proving
 from generator.proof.executor import (
     Adversary,
+    EmulatedTensorMap,
     Executable,
     HostCompiler,
     HostToolchain,
@@ -32,7 +33,6 @@ from generator.proof.executor import (
     NoCompiler,
     Region,
     Report,
-    TensorMap,
     add_to_cache,
     cache_folder,
     cached,
@@ -150,7 +150,7 @@ def run(executable: Executable, rule: str, fault: bool, adversary: Adversary, me
     at = {name: array.ctypes.data for name, array in memory.arrays.items()}
     parameters = struct.pack("<2I3Q", RULES.index(rule), fault, at["in"], at["out"], at["scratch"])
     columns = 15 if rule == "stores_within_rows" else 16
-    tensor = TensorMap(
+    tensor = EmulatedTensorMap(
         base=at["out" if stores else "in"],
         extent=(columns, 64 if stores else 16, 1, 0, 0),
         stride_bytes=(64, 4096, 0, 0),
@@ -501,7 +501,7 @@ def test_a_compilers_complaint_is_kept(tmp_path: Path, fake: Path) -> None:
 
 
 def test_the_structures_are_those_of_the_header(host_compiler: HostCompiler, tmp_path: Path) -> None:
-    structures = {"region": abi._Region, "tensor_map": abi.TensorMap, "emulation": abi._Emulation}
+    structures = {"region": abi._Region, "tensor_map": abi.EmulatedTensorMap, "emulation": abi._Emulation}
     lines = [f'printf("%zu\\n", sizeof(struct hgemm_{name}));' for name in structures]
     expected = [str(abi.ctypes.sizeof(structure)) for structure in structures.values()]
     for name, structure in structures.items():

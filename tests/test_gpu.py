@@ -22,7 +22,7 @@ from generator.device_check import CODES, open_kernel
 from generator.export.c_library import ExportOptions, export
 from generator.store.library import Library
 from generator.store.library import Library as Store
-from generator.sweep import over, sweep
+from generator.sweep import overridden, sweep
 from hgemm import Kernel, ProblemError
 from hgemm.bench.baselines import Torch
 from hgemm.bench.contenders import query_of
@@ -36,7 +36,7 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import ACTIVATIONS, Kind, LaunchOptions, Problem
 from hgemm.selection_query import SelectionQuery, Target
-from hgemm.tuning.runner import PROTOCOL, Prebuilt, TunePlan
+from hgemm.tuning.runner import PROTOCOL, LibraryCandidates, TunePlan
 from hgemm.tuning.runner import run as tune
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
@@ -230,7 +230,7 @@ def test_launch_options_are_tuned_and_taken(settings: Settings, bias: str, tmp_p
     library, device = Store(tmp_path / "tuned"), open_device()
     shutil.copytree(settings.library.folder / symbol, library.folder / symbol)
     kernel, work = open_kernel(library, symbol), Work(200, 264, 4096, bias=bias)
-    supply = Prebuilt([kernel], Target.of(device), 4)
+    supply = LibraryCandidates([kernel], Target.of(device), 4)
     document = tune(TunePlan([work], library.folder, protocol=TUNED, options=6), supply, device, print)
     assert not any(result["refused"] for result in document["results"]) and len(document["results"]) == 3
     options = document["results"][0]["options"]
@@ -361,7 +361,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     """Kernels of the catalog for this GPU, those for sm_90a too where it has them."""
     made = Library(tmp_path_factory.mktemp("gpu") / "library")
     capability = open_device().capability
-    wanted = [over(texts, {"arch": "sm_{}{}".format(*capability)}) for texts in load_catalog(GROUPS)]
+    wanted = [overridden(texts, {"arch": "sm_{}{}".format(*capability)}) for texts in load_catalog(GROUPS)]
     wanted += load_catalog(["hopper"]) if capability == (9, 0) else []
     outcomes = [outcome for _, outcome in make(sweep(wanted).plans, Settings(made, templates_folder()), processes=8)]
     assert outcomes and not [outcome.error for outcome in outcomes if outcome.error]

@@ -19,7 +19,7 @@ from records import make_record
 from generator.errors import LibraryError, RequestError
 from generator.store import index as index_module
 from generator.store import library as library_module
-from generator.store.index import Compare, Every, Index, Literal, matches, open_index
+from generator.store.index import And, Compare, Index, Literal, matches, open_index
 from generator.store.library import Library, write_stored
 from generator.store.maintenance import collect_garbage
 from generator.store.query import MAX_COMPARISONS, parse_where
@@ -85,7 +85,7 @@ def test_the_index_and_the_folders_give_the_same_answer(library: Library) -> Non
     ):
         where = parse_where(text)
         assert library.rows(where) == library._scan_rows(where)
-    assert library.rows() == library._scan_rows(Every(()))
+    assert library.rows() == library._scan_rows(And(()))
     assert library.field_names() == {name for row in library.rows() for name in row}
 
 

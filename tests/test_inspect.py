@@ -28,11 +28,11 @@ from generator.arch import ARCHS
 from generator.build import inspect as sass
 from generator.build.inspect import (
     Binary,
-    Code,
     CubinInfo,
     Expectation,
     Instruction,
     Listing,
+    MachineCode,
     PtxasReport,
     disassemble,
     find_nvdisasm,
@@ -351,8 +351,8 @@ def test_warnings_of_the_front_end_are_not_ptxass():
 # ==== Disassembly =====================================================================================================
 
 
-def code_of(source: str, arch: str) -> Code:
-    return Code(arch, read_cubin(compile_probe(source, arch)[0], "probe").text)
+def code_of(source: str, arch: str) -> MachineCode:
+    return MachineCode(arch, read_cubin(compile_probe(source, arch)[0], "probe").text)
 
 
 def opcodes_of_cubin(nvdisasm, folder, cubin: bytes) -> Counter:
@@ -392,7 +392,7 @@ def test_predicates_opcodes_and_operands_are_told_apart(monkeypatch):
         /*0040*/                   EXIT;
 """
     monkeypatch.setattr(sass, "_run", lambda images, nvdisasm: {"sm_90a": (out, "")})
-    (listing,) = disassemble([Code("sm_90a", bytes(80))])
+    (listing,) = disassemble([MachineCode("sm_90a", bytes(80))])
     assert listing.instructions == (
         Instruction(0x00, "IMAD.MOV.U32", "", "R1, RZ, RZ, c[0x0][0x28]"),
         Instruction(0x10, "BRA", "!P0", "0x30"),
@@ -414,24 +414,24 @@ def test_the_width_of_a_load_is_in_its_opcode():
 def test_nothing_to_disassemble_starts_nothing(monkeypatch):
     monkeypatch.setattr(sass, "find_nvdisasm", lambda: pytest.fail("nvdisasm was asked for"))
     assert disassemble([]) == []
-    assert disassemble([Code("sm_89", b"")]) == [Listing(())]
+    assert disassemble([MachineCode("sm_89", b"")]) == [Listing(())]
 
 
 def test_what_is_no_instruction_is_named_by_kernel_and_address():
     good = code_of(STATIC_SMEM, "sm_89")
-    bad = Code("sm_89", good.text[:32] + b"\xff" * 16 + good.text[48:])
+    bad = MachineCode("sm_89", good.text[:32] + b"\xff" * 16 + good.text[48:])
     with pytest.raises(HgemmError, match=r"^code 1 of sm_89 has no instruction at 0x20: is it built for sm_89\?$"):
         disassemble([good, bad, good])
 
 
 def test_code_that_is_not_whole_instructions_is_refused():
     with pytest.raises(HgemmError, match="code 0 of sm_89 has 24 B, which is no multiple"):
-        disassemble([Code("sm_89", bytes(24))])
+        disassemble([MachineCode("sm_89", bytes(24))])
 
 
 def test_an_unknown_architecture_is_an_error_of_one_line():
     with pytest.raises(HgemmError) as caught:
-        disassemble([Code("sm_42", code_of(STATIC_SMEM, "sm_89").text)])
+        disassemble([MachineCode("sm_42", code_of(STATIC_SMEM, "sm_89").text)])
     assert "\n" not in str(caught.value)
 
 

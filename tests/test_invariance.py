@@ -21,7 +21,7 @@ from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.pack.growth import best_plan
-from generator.pack.kernels import Chooser
+from generator.pack.kernels import PackChooser
 from generator.pack.models import Layer
 from generator.proof.executor import Adversary, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory
@@ -308,7 +308,7 @@ def test_select_shows_the_order(paper_library: Library, capsys: pytest.CaptureFi
 
 
 def test_packs_have_kernels_of_one_order() -> None:
-    chooser = Chooser([Layer("a", 512, 8192), Layer("b", 1001, 512)], "f16", "sm_90a", (1, 512), invariant=True)
+    chooser = PackChooser([Layer("a", 512, 8192), Layer("b", 1001, 512)], "f16", "sm_90a", (1, 512), invariant=True)
     plans = chooser.choose().plans
     table = DispatchTable.of([planned_record(plan) for plan in plans])
     selector = Selector(table, H100)

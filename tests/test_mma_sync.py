@@ -11,7 +11,7 @@ from refusals import assert_refused_by_the_compiler
 
 from generator.build.compile import compile_kernel
 from generator.build.emit import emit
-from generator.build.inspect import Binary, Code, Listing, disassemble, inspect, read_cubin
+from generator.build.inspect import Binary, Listing, MachineCode, disassemble, inspect, read_cubin
 from generator.build.pipeline import Settings
 from generator.build.toolchain import headers, templates_folder
 from generator.families import expectation_of
@@ -149,7 +149,7 @@ def test_without_prefetch_nothing_is_loaded_before_the_last_product(arch: str) -
     plan = plan_of(arch=arch, copy="ldg_sts", tile="64x64x32", warp_tile="32x32", prefetch="off")
     kernel = emit(plan, TEMPLATES)
     cubin = compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES)).cubin
-    (listing,) = disassemble([Code(arch, read_cubin(cubin, kernel.symbol).text)])
+    (listing,) = disassemble([MachineCode(arch, read_cubin(cubin, kernel.symbol).text)])
     letters = {"HMMA": "T", "LDG": "L", "STS": "S"}
     told = "".join(letters.get(each.mnemonic, "") for each in listing.loop_of("HMMA"))
     assert told == "T" * plan.mma_per_k_tile + "L" * stores_per_k_tile(plan) + "S" * stores_per_k_tile(plan)
@@ -298,7 +298,7 @@ def plan(**texts: str) -> Plan:
 def listing_of(planned: Plan) -> Listing:
     kernel, templates = emit(planned, templates_folder()), templates_folder()
     cubin = compile_kernel(kernel, headers(kernel.entry_header, templates)).cubin
-    (listing,) = disassemble([Code(planned.spec.arch, read_cubin(cubin, kernel.symbol).text)])
+    (listing,) = disassemble([MachineCode(planned.spec.arch, read_cubin(cubin, kernel.symbol).text)])
     return listing
 
 

@@ -15,7 +15,7 @@ from generator.build.pipeline import Outcome, Settings
 from generator.build.toolchain import templates_folder
 from generator.errors import RequestError
 from generator.pack import kernels
-from generator.pack.kernels import ROWS, Chooser, candidates_for, choosers_of, dtypes_of, pack, smallest_cover
+from generator.pack.kernels import ROWS, PackChooser, candidates_for, choosers_of, dtypes_of, pack, smallest_cover
 from generator.pack.models import MODELS, Layer, distinct, model_of_module, model_of_sizes, read_model
 from generator.spec import symbol_of
 from generator.store.library import Library
@@ -264,17 +264,17 @@ def test_a_module_without_linear_layers_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def chooser() -> Chooser:
+def chooser() -> PackChooser:
     layers = [
         Layer("mlp", 14336, 4096, activation="silu"),
         Layer("qkv", 6144, 4096),
         Layer("odd", 1001, 512, bias=True),
     ]
-    return Chooser(layers, "bf16", "sm_90a", rows=(1, 2048))
+    return PackChooser(layers, "bf16", "sm_90a", rows=(1, 2048))
 
 
 @pytest.mark.parametrize("loss", [0.02, 0.1])
-def test_a_pack_is_within_its_loss_everywhere(loss: float, chooser: Chooser) -> None:
+def test_a_pack_is_within_its_loss_everywhere(loss: float, chooser: PackChooser) -> None:
     choice = chooser.choose(loss)
     symbols = {symbol_of(plan.spec) for plan in choice.plans}
     places = [at for at, one in enumerate(chooser.candidates) if one.symbol in symbols]
@@ -283,12 +283,12 @@ def test_a_pack_is_within_its_loss_everywhere(loss: float, chooser: Chooser) -> 
     assert choice.mean_loss <= choice.worst_loss
 
 
-def test_a_larger_loss_needs_fewer_kernels(chooser: Chooser) -> None:
+def test_a_larger_loss_needs_fewer_kernels(chooser: PackChooser) -> None:
     counts = [len(chooser.choose(loss).plans) for loss in (0.0, 0.05, 0.2, 1.0)]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
 
 
-def test_every_row_of_a_layer_has_one_kernel_of_the_pack(chooser: Chooser) -> None:
+def test_every_row_of_a_layer_has_one_kernel_of_the_pack(chooser: PackChooser) -> None:
     choice = chooser.choose()
     symbols = {symbol_of(plan.spec) for plan in choice.plans}
     by_layer: dict = {}
@@ -301,7 +301,7 @@ def test_every_row_of_a_layer_has_one_kernel_of_the_pack(chooser: Chooser) -> No
         assert {one.symbol for one in ranges} <= symbols
 
 
-def test_a_library_selects_what_the_pack_says(chooser: Chooser) -> None:
+def test_a_library_selects_what_the_pack_says(chooser: PackChooser) -> None:
     choice = chooser.choose()
     table = DispatchTable.of([planned_record(plan) for plan in choice.plans])
     selector = Selector(table, Target.typical("sm_90"))
@@ -313,15 +313,15 @@ def test_a_library_selects_what_the_pack_says(chooser: Chooser) -> None:
 
 
 def test_kernels_run_on_wgmma_where_the_alignment_allows_it() -> None:
-    plans = Chooser([Layer("a", 512, 512)], "f16", "sm_90a", (1, 256)).choose().plans
+    plans = PackChooser([Layer("a", 512, 512)], "f16", "sm_90a", (1, 256)).choose().plans
     assert {plan.spec.arch for plan in plans} == {"sm_90a"}
-    odd = Chooser([Layer("a", 511, 511)], "f16", "sm_90a", (1, 256)).choose().plans
+    odd = PackChooser([Layer("a", 511, 511)], "f16", "sm_90a", (1, 256)).choose().plans
     assert {plan.spec.arch for plan in odd} == {"sm_90"} and all(plan.spec.align_a == 1 for plan in odd)
 
 
 def test_a_type_that_the_architecture_lacks_is_refused() -> None:
     with pytest.raises(RequestError, match="sm_75 multiplies f16 only"):
-        Chooser([Layer("a", 64, 64)], "bf16", "sm_75")
+        PackChooser([Layer("a", 64, 64)], "bf16", "sm_75")
 
 
 def test_the_cover_is_small_and_leaves_nothing_out() -> None:

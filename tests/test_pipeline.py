@@ -23,9 +23,9 @@ from generator.build import compile as compile_stage
 from generator.build import pipeline
 from generator.build import pipeline as build_stage
 from generator.build.compile import compile_kernel
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.inspect import inspect_all, parse_ptxas_log
-from generator.build.pipeline import Settings, build_and_file, make, planned, prepare
+from generator.build.pipeline import Settings, build_and_store, make, planned, prepare
 from generator.build.toolchain import Headers, headers, templates_folder
 from generator.build.workers import cores
 from generator.cli import generate
@@ -116,13 +116,13 @@ def test_a_kernel_enters_each_stage_once(tmp_path: Path) -> None:
 def test_a_worker_receives_the_emitted_kernel_and_nothing_large(settings: Settings, monkeypatch) -> None:
     sent, compiled = pickle.dumps([prepare(plan_of(), settings.templates)]), []
 
-    def fail(kernel: Kernel, headers: Headers) -> None:
+    def fail(kernel: EmittedKernel, headers: Headers) -> None:
         compiled.append(kernel)
         raise BuildError(kernel.symbol, "stop")
 
     monkeypatch.setattr(pipeline, "compile_kernel", fail)
     monkeypatch.setattr(pipeline, "emit", lambda *given: pytest.fail("emitted again"))
-    (outcome,) = build_and_file(pickle.loads(sent), settings)
+    (outcome,) = build_and_store(pickle.loads(sent), settings)
     assert outcome.status == "failed" and len(compiled) == 1 and len(sent) < 10_000
 
 
@@ -145,7 +145,7 @@ def test_without_workers_this_process_builds_them_all_a_few_at_a_time(settings: 
         sizes.append(len(some))
         return [pipeline.Outcome(prepared.kernel.symbol, "built") for prepared in some]
 
-    monkeypatch.setattr(pipeline, "build_and_file", built)
+    monkeypatch.setattr(pipeline, "build_and_store", built)
     monkeypatch.setattr("generator.build.workers.process_pool", None)
     outcomes = [*make(plans, settings, 0)]
     assert len(plans) == 16 and [place for place, _ in outcomes] == [*range(16)] and sizes == [8, 8]
@@ -296,7 +296,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_one_line(settings: Settings, mo
 def test_one_that_another_process_built_meanwhile_is_not_built_again(settings: Settings, monkeypatch) -> None:
     batch = [prepare(plan, settings.templates) for plan in (plan_of(), plan_of(layout="nn"))]
     made(SMALL, settings)
-    assert [outcome.status for outcome in build_and_file(batch, settings)] == ["cached", "built"]
+    assert [outcome.status for outcome in build_and_store(batch, settings)] == ["cached", "built"]
 
 
 # ---- Processes that share a library, and those that are killed ------------------------------------------------------

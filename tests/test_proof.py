@@ -20,7 +20,7 @@ from simulated import record
 
 from benchmarks.anchors import At, Program
 from benchmarks.faults import FAULTS, faulty_templates, templates_with
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.pipeline import Settings, planned
 from generator.build.toolchain import templates_folder
 from generator.cli import device as verify
@@ -35,7 +35,7 @@ from generator.proof import executor as abi
 from generator.proof import jobs as emulate
 from generator.proof.coverage import Coverage, raster_groups
 from generator.proof.executor import Adversary, Finding, HostToolchain, Launch, Report
-from generator.proof.jobs import Emulation, ProofRequest, Prover, Text, check_here, request_of, workers
+from generator.proof.jobs import Emulation, ProofRequest, ProofSource, Prover, check_here, request_of, workers
 from generator.proof.machine import (
     PERSISTENT_CTAS,
     EmulatedKernel,
@@ -82,14 +82,16 @@ def invoke(command, *arguments: object) -> Result:
     return result
 
 
-def kernel_of(options: dict[str, str]) -> Kernel:
+def kernel_of(options: dict[str, str]) -> EmittedKernel:
     (plan,) = sweep([options]).plans
     return emit(plan, templates_folder())
 
 
-def request(host_toolchain: HostToolchain, kernel: Kernel, templates: Path | None = None, **others) -> ProofRequest:
+def request(
+    host_toolchain: HostToolchain, kernel: EmittedKernel, templates: Path | None = None, **others
+) -> ProofRequest:
     """Return the request for a kernel, compiled from the templates or from changed ones."""
-    text = Text.of(kernel)
+    text = ProofSource.of(kernel)
     ptx = text.ptx(templates) if templates else ptx_of(kernel)
     return replace(request_of(host_toolchain, ptx, text.record), **others)
 
@@ -383,7 +385,7 @@ def test_a_disagreement_is_told_with_both_numbers() -> None:
 
 
 def test_the_sample_changes_with_the_commit_and_has_all_that_changed() -> None:
-    kernels = [Text.of(replace(kernel_of(ONE), symbol=f"k{i:02}")) for i in range(40)]
+    kernels = [ProofSource.of(replace(kernel_of(ONE), symbol=f"k{i:02}")) for i in range(40)]
     first, second = ({kernel.symbol for kernel in chosen(kernels, 5, seed, ["k07", "gone"])} for seed in ("abc", "abd"))
     assert len(first) == len(second) == 6 and "k07" in first & second and first != second
     assert first == {kernel.symbol for kernel in chosen(kernels, 5, "abc", ["k07", "gone"])}
@@ -519,7 +521,7 @@ def test_tensor_maps_are_what_the_kernel_expects_in_size_and_place() -> None:
     problem = Problem(32, 48, 64, a=4096, b=256, d=256, lda=64, ldb=64, ldd=48)
     first, second = launch_of(traits, problem).parameters
     assert len(first) == 160 and len(second) == 3 * 128 and not any(second[128:])
-    read = abi.TensorMap.from_buffer_copy(second)
+    read = abi.EmulatedTensorMap.from_buffer_copy(second)
     assert (read.base, read.magic, read.rank, read.element_bytes, read.swizzle) == (4096, abi.TENSOR_MAP_MAGIC, 3, 2, 3)
     assert list(read.extent)[:3] == [64, 32, 1] and list(read.box)[:3] == [64, 32, 1] and read.stride_bytes[0] == 128
 
@@ -632,7 +634,7 @@ def test_the_default_cases_cover_each_legal_group_and_panel(options: dict[str, s
     plans = sweep([{**options, "raster": ",".join(rasters)}]).plans  # without the illegal ones
     assert len(plans) > 3
     for plan in plans:
-        traits = LaunchTraits.of(Text.of(emit(plan, templates_folder())).record)
+        traits = LaunchTraits.of(ProofSource.of(emit(plan, templates_folder())).record)
         for cases in (default_cases(traits, traits.stages), device_cases(traits, 264)):
             assert groups_covered(traits, cases) >= 2, traits.raster
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import make_record
 
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.catalog import catalog_kernels
@@ -43,7 +43,7 @@ _PARTS = re.compile(r"[0-9]+|[^0-9]+")
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)> $x^{"
 
 
-def entry(kernel: Kernel) -> Entry:
+def entry(kernel: EmittedKernel) -> Entry:
     """Return a kernel as it would be read from a library."""
     record, _ = make_record(kernel.symbol)
     return Entry(Record({**record, **planned(kernel)}), kernel.source)
@@ -352,11 +352,11 @@ def test_bad_requests_are_reported_in_one_line(tmp_path: Path) -> None:
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from generator.errors import HgemmError
     from generator.report.page import write_report
-    from generator.store.query import Selection
+    from generator.store.query import KernelFilter
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(HgemmError, match=r"\[plots\]"):
-        next(write_report(Library(tmp_path), Selection(), tmp_path / "a.html", [], [], None, print))
+        next(write_report(Library(tmp_path), KernelFilter(), tmp_path / "a.html", [], [], None, print))
 
 
 # ---- In a browser ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from generator.errors import RequestError
 from generator.spec import BY_FIELD, SPEC_OPTIONS, Texts, option_of, symbol_of
-from generator.sweep import Shard, over, read_spec_file, sweep
+from generator.sweep import Shard, overridden, read_spec_file, sweep
 
 
 def fields(*names: str, **texts: str) -> list[tuple[str, ...]]:
@@ -203,7 +203,7 @@ def test_kernels_lie_over_the_top_and_the_command_line_over_both(tmp_path: Path)
     first, second = read(tmp_path, text)
     assert first == {"arch": "sm_90", "align": "8", "stages": "2:3", "align_a": "4"}
     assert second == {"arch": "sm_90", "align": "2", "stages": "4"}
-    assert over(first, {"align": "1"}) == {"arch": "sm_90", "stages": "2:3", "align": "1"}
+    assert overridden(first, {"align": "1"}) == {"arch": "sm_90", "stages": "2:3", "align": "1"}
 
 
 def test_the_older_name_of_its_tables_is_read_but_not_beside_the_new_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import generator.build.compile
 import hgemm
 from generator.build.compile import Compiled, compile_kernel, options
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.inspect import read_cubin
 from generator.build.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
 from generator.errors import BuildError
@@ -43,7 +43,7 @@ def text_of(header: str) -> str:
     return (TEMPLATES / header).read_text(encoding="ascii")
 
 
-def kernel_of(source: str = "", symbol: str = "", **texts: str) -> Kernel:
+def kernel_of(source: str = "", symbol: str = "", **texts: str) -> EmittedKernel:
     """Return the kernel of a small spec, with another source and symbol where they are given."""
     tile = "64x32x32" if texts.get("arch") == "sm_90a" else "32x32x16"
     (plan,) = sweep([{"arch": "sm_80", "tile": tile, "stages": "2", **texts}]).plans
@@ -179,7 +179,7 @@ def test_only_the_kernel_reaches_the_ptx_and_the_cubin(arch: str) -> None:
 # ---- The example ----------------------------------------------------------------------------------------------------
 
 
-def the_same_emitted() -> Kernel:
+def the_same_emitted() -> EmittedKernel:
     wanted = {"arch": "sm_80", "layout": "tn", "dtype": "f16", "acc": "f32", "out": "f16", "tile": "128x128x32"}
     how = {"warp_tile": "64x64", "stages": "3", "fragment_stages": "2", "smem": "xor:2,3,3", "mma_order": "zigzag"}
     order = {"raster": "group:8", "schedule": "one_tile", "ctas_per_sm": "2"}

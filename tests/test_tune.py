@@ -32,7 +32,15 @@ from generator.cli import device as verb
 from generator.errors import LibraryError
 from generator.export.selection import selected
 from generator.store.library import Library
-from generator.tuning import SPILLED_NAME, Generating, Search, archs_of, planned_record, plans_for, read_spilled
+from generator.tuning import (
+    SPILLED_NAME,
+    GeneratedCandidates,
+    Search,
+    archs_of,
+    planned_record,
+    plans_for,
+    read_spilled,
+)
 from hgemm.bench.contenders import query_of, symbol_of
 from hgemm.bench.device import Telemetry
 from hgemm.bench.measure import MEMORY, Race, without_memory
@@ -54,8 +62,18 @@ from hgemm.selection_query import SelectionQuery, Target
 from hgemm.tuning import problem as tuning_of_problem
 from hgemm.tuning import runner as hosts
 from hgemm.tuning.__main__ import command as module_command
-from hgemm.tuning.problem import ALIKE, FIRST_SAMPLES, MAX_REPEATS, Ranking, choose, decide, halve, may_lead, parse_mix
-from hgemm.tuning.runner import PROTOCOL, Prebuilt, TunePlan, run, simplicity
+from hgemm.tuning.problem import (
+    ALIKE,
+    FIRST_SAMPLES,
+    MAX_REPEATS,
+    Ranking,
+    choose,
+    decide,
+    halve,
+    is_undecided,
+    parse_mix,
+)
+from hgemm.tuning.runner import PROTOCOL, LibraryCandidates, TunePlan, run, simplicity
 
 ROOT = Path(__file__).resolve().parent.parent
 COSTS_US = {"slow": 20.0, "fast": 8.0, "middle": 9.0, "third": 9.5, "last": 11.0, "sixth": 12.0}
@@ -91,7 +109,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[BenchDrive
 
 def tuned(plan: TunePlan, tell: Callable[[str], None] = lambda text: None, kernels: str = "") -> dict:
     device = open_device()
-    supply = Prebuilt(read_kernels(plan.library, kernels), Target.of(device), plan.candidates)
+    supply = LibraryCandidates(read_kernels(plan.library, kernels), Target.of(device), plan.candidates)
     return run(plan, supply, device, tell)
 
 
@@ -550,7 +568,7 @@ def test_each_gpu_gets_a_process_with_its_part(monkeypatch: pytest.MonkeyPatch, 
     given = "5,7" if seven else "5,6"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", CHILD, "tune", "--gpus", "2"])
-    assert hosts.in_parts(2, seed=3, as_json=True) == int(seven)
+    assert hosts.run_on_gpus(2, seed=3, as_json=True) == int(seven)
     captured = capsys.readouterr()
     common = ["tune", "--gpus", "2", "--gpus", "1", "--seed", "3", "--part"]
     assert json.loads(captured.out) == [[name, *common, f"{at}/2"] for at, name in enumerate(given.split(","), 1)]
@@ -558,11 +576,11 @@ def test_each_gpu_gets_a_process_with_its_part(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_gpus_that_are_not_visible_are_refused() -> None:
-    assert hosts.visible(2, None) == ["0", "1"] and hosts.visible(1, "3,4") == ["3"]
+    assert hosts.visible_gpus(2, None) == ["0", "1"] and hosts.visible_gpus(1, "3,4") == ["3"]
     with pytest.raises(RequestError, match="--gpus 3 exceeds the 2 GPUs of CUDA_VISIBLE_DEVICES=3,4"):
-        hosts.visible(3, "3,4")
+        hosts.visible_gpus(3, "3,4")
     with pytest.raises(RequestError, match="--gpus 2 exceeds the 0 GPUs of CUDA_VISIBLE_DEVICES="):
-        hosts.visible(2, "")
+        hosts.visible_gpus(2, "")
 
 
 # ---- What is made on the way ----------------------------------------------------------------------------------------
@@ -621,9 +639,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMake:
     return fake
 
 
-def generating(made: FakeMake, works: Sequence[Work], candidates: int = 3, told: list | None = None) -> Generating:
+def generating(
+    made: FakeMake, works: Sequence[Work], candidates: int = 3, told: list | None = None
+) -> GeneratedCandidates:
     search = Search(works, candidates, ("sm_90a",), None, 1)
-    return Generating(made.library, [], search, H200, (told if told is not None else []).append)
+    return GeneratedCandidates(made.library, [], search, H200, (told if told is not None else []).append)
 
 
 def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None:
@@ -642,7 +662,7 @@ def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None
     assert supply.keys.keys() >= {kernel.traits.symbol for kernel in supply.kernels(works[1])}
 
 
-def two_made(made: FakeMake) -> tuple[Generating, str, str]:
+def two_made(made: FakeMake) -> tuple[GeneratedCandidates, str, str]:
     """Return a supply and the kernels that it has made."""
     supply = generating(made, [Work(4096, 4096, 4096)], candidates=4)
     for _ in range(4):
@@ -696,7 +716,7 @@ def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
     record.update(planned_record(plan), resources=resources_of(plan, plan.spec.ctas_per_sm))
     made.library.publish(record, files)
     search = Search([work], 3, ("sm_90a",), None, 1)
-    supply = Generating(made.library, [first], search, H200, lambda text: None)
+    supply = GeneratedCandidates(made.library, [first], search, H200, lambda text: None)
     for _ in range(2):
         made.go.release()
     assert supply.ready([work]) == work and first not in made.made
@@ -712,7 +732,7 @@ def test_many_of_the_candidates_are_kernels_that_the_library_had(made: FakeMake)
             planned_record(plans[symbol]), resources=resources_of(plans[symbol], plans[symbol].spec.ctas_per_sm)
         )
         made.library.publish(record, files)
-    supply = Generating(made.library, slow, Search([work], 8, ("sm_90a",), None, 1), H200, lambda text: None)
+    supply = GeneratedCandidates(made.library, slow, Search([work], 8, ("sm_90a",), None, 1), H200, lambda text: None)
     for _ in range(6):
         made.go.release()
     assert supply.ready([work]) == work
@@ -796,7 +816,7 @@ def tuned_by_halving(problem: MeasuredProblem, noise: float, seed: int, candidat
         for name, more in device.sample(left, PROTOCOL.rounds).items():
             times[name] += more
         winner = decide(times, left)
-        left = [name for name in left if name == winner or may_lead(times, winner, name)]
+        left = [name for name in left if name == winner or is_undecided(times, winner, name)]
     return winner
 
 
@@ -842,17 +862,17 @@ def test_one_that_may_be_faster_than_the_last_of_the_half_stays() -> None:
 def test_only_who_is_certainly_faster_takes_a_place() -> None:
     steady = {"first": [1.00, 1.01, 1.00, 1.01], "faster": [0.98, 0.99, 0.98, 0.99], "open": [0.90, 1.02, 0.90, 1.02]}
     assert decide(steady, ["first", "faster"]) == "faster"
-    assert decide(steady, ["first", "open"]) == "first" and may_lead(steady, "first", "open")
+    assert decide(steady, ["first", "open"]) == "first" and is_undecided(steady, "first", "open")
     assert decide(steady, ["faster", "first"]) == "faster" == decide(steady, ["open", "first", "faster"][1:])
-    assert not may_lead(steady, "faster", "first") and not may_lead({"a": [1.0], "b": [0.996]}, "a", "b")
+    assert not is_undecided(steady, "faster", "first") and not is_undecided({"a": [1.0], "b": [0.996]}, "a", "b")
 
 
 def test_more_rounds_decide_between_close_names() -> None:
     rng = random.Random(1)
     times = {name: [us * rng.gauss(1, 0.01) for _ in range(400)] for name, us in (("first", 1.0), ("faster", 0.99))}
     few = {name: of_name[:6] for name, of_name in times.items()}
-    assert decide(few, ["first", "faster"]) == "first" and may_lead(few, "first", "faster")
-    assert decide(times, ["first", "faster"]) == "faster" and not may_lead(times, "faster", "first")
+    assert decide(few, ["first", "faster"]) == "first" and is_undecided(few, "first", "faster")
+    assert decide(times, ["first", "faster"]) == "faster" and not is_undecided(times, "faster", "first")
 
 
 # ---- Tuning again ---------------------------------------------------------------------------------------------------

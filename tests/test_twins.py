@@ -15,7 +15,7 @@ from generator.build.toolchain import templates_folder
 from generator.proof import proving
 from generator.proof.bits import require_order
 from generator.proof.executor import HostToolchain
-from generator.proof.jobs import Text, prove_texts
+from generator.proof.jobs import ProofSource, prove_texts
 from generator.proof.machine import default_cases, number_cases
 from generator.proof.proving import check_numbers
 from generator.proof.twins import twin_key
@@ -28,17 +28,17 @@ from hgemm.launch_traits import LaunchTraits
 EDGE = next(fault for fault in FAULTS if fault.name == "row past the edge of D")
 
 
-def text_of(**fields: str) -> Text:
+def text_of(**fields: str) -> ProofSource:
     (plan,) = sweep([{**SMALL, "layout": "tn", **fields}]).plans
-    return Text.of(emit(plan, templates_folder()))
+    return ProofSource.of(emit(plan, templates_folder()))
 
 
-def key_of(text: Text, ptx: str = "") -> str:
+def key_of(text: ProofSource, ptx: str = "") -> str:
     return twin_key(text.symbol, ptx or ptx_of(text.kernel).decode(), text.record)
 
 
 @pytest.fixture(scope="module")
-def twins() -> tuple[Text, Text]:
+def twins() -> tuple[ProofSource, ProofSource]:
     return text_of(dtype="f16"), text_of(dtype="bf16")
 
 
@@ -54,12 +54,12 @@ def test_kernels_of_both_types_are_twins(fields: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_kernels_of_two_architectures_are_twins(twins: tuple[Text, Text], dtype: str) -> None:
+def test_kernels_of_two_architectures_are_twins(twins: tuple[ProofSource, ProofSource], dtype: str) -> None:
     assert {key_of(text_of(dtype=dtype, arch=arch)) for arch in ("sm_80", "sm_89", "sm_90")} == {key_of(twins[0])}
 
 
 @pytest.mark.parametrize("fields", [{"stages": "3"}, {"layout": "nn"}, {"beta": "off"}, {"tile": "32x64x16"}])
-def test_kernels_that_differ_otherwise_are_none(twins: tuple[Text, Text], fields: dict[str, str]) -> None:
+def test_kernels_that_differ_otherwise_are_none(twins: tuple[ProofSource, ProofSource], fields: dict[str, str]) -> None:
     assert key_of(twins[0]) != key_of(text_of(dtype="bf16", **fields))
 
 
@@ -69,7 +69,7 @@ def test_other_types_have_no_twins(fields: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("at", (0, 1), ids=["f16", "bf16"])
-def test_every_changed_line_parts_twins(twins: tuple[Text, Text], at: int) -> None:
+def test_every_changed_line_parts_twins(twins: tuple[ProofSource, ProofSource], at: int) -> None:
     text = twins[at]
     lines, key = ptx_of(text.kernel).decode().splitlines(), key_of(text)
     body = [i for i, line in enumerate(lines) if line.strip().endswith((";", ";}", "; }")) and "%" in line]
@@ -78,7 +78,7 @@ def test_every_changed_line_parts_twins(twins: tuple[Text, Text], at: int) -> No
         assert key_of(text, "\n".join([*lines[:i], *lines[i + 1 :]])) != key, lines[i]
 
 
-def test_an_instruction_of_the_other_type_parts_twins(twins: tuple[Text, Text]) -> None:
+def test_an_instruction_of_the_other_type_parts_twins(twins: tuple[ProofSource, ProofSource]) -> None:
     for text, own, other in zip(twins, ("f16", "bf16"), ("bf16", "f16")):
         ptx = ptx_of(text.kernel).decode()
         places = [found.start() for found in re.finditer(rf"(?<=\.){own}", ptx)]
@@ -87,13 +87,13 @@ def test_an_instruction_of_the_other_type_parts_twins(twins: tuple[Text, Text]) 
             assert key_of(text, ptx[:at] + other + ptx[at + len(own) :]) == ""
 
 
-def test_f16_numbers_read_as_bf16_part_twins(twins: tuple[Text, Text]) -> None:
+def test_f16_numbers_read_as_bf16_part_twins(twins: tuple[ProofSource, ProofSource]) -> None:
     ptx = ptx_of(twins[0].kernel).decode()
     wrong, count = re.subn(r"cvt\.f32\.f16 (%f\d+), (%rs\d+);", r"mov.b32 \1, {0,\2};", ptx, count=1)
     assert count == 1 and key_of(twins[0], wrong) == ""
 
 
-def test_the_record_parts_twins(twins: tuple[Text, Text]) -> None:
+def test_the_record_parts_twins(twins: tuple[ProofSource, ProofSource]) -> None:
     first, second = twins
     for section, name, value in (("launch", "smem_bytes", 1), ("spec", "stages", 9), ("traits", "graph_safe", False)):
         changed = {**second.record, section: {**second.record[section], name: value}}
@@ -103,7 +103,9 @@ def test_the_record_parts_twins(twins: tuple[Text, Text]) -> None:
 # ---- What the second one runs ---------------------------------------------------------------------------------------
 
 
-def test_the_second_twin_runs_the_cases_of_numbers(host_toolchain: HostToolchain, twins: tuple[Text, Text]) -> None:
+def test_the_second_twin_runs_the_cases_of_numbers(
+    host_toolchain: HostToolchain, twins: tuple[ProofSource, ProofSource]
+) -> None:
     first, second = prove_texts(twins, host_toolchain, 1)
     assert first.passed and first.proof and not first.twin
     assert second.passed and second.twin == first.symbol == twins[0].symbol and not second.proof
@@ -144,7 +146,7 @@ def test_a_twin_of_another_architecture_has_its_own_arithmetic(
 
 
 @pytest.mark.parametrize("fields", [{"stages": "3"}, {"layout": "nn"}, {"beta": "off"}])
-def test_other_kernels_are_not_built_as_twins(twins: tuple[Text, Text], fields: dict[str, str]) -> None:
+def test_other_kernels_are_not_built_as_twins(twins: tuple[ProofSource, ProofSource], fields: dict[str, str]) -> None:
     one, other = subject_of(twins[0].kernel), subject_of(text_of(dtype="bf16", **fields).kernel)
     with pytest.raises(PtxError, match="the kernels are no twins"):
         translate(parse(one.ptx), one.symbol, (parse(other.ptx), other.symbol))
@@ -164,7 +166,7 @@ def test_a_twin_is_translated_as_if_it_was_parsed_alone(arch: str) -> None:
         assert found == expected
 
 
-def test_a_text_with_other_operands_is_parsed_alone(twins: tuple[Text, Text]) -> None:
+def test_a_text_with_other_operands_is_parsed_alone(twins: tuple[ProofSource, ProofSource]) -> None:
     one, other = (subject_of(text.kernel) for text in twins)
     lines = other.ptx.splitlines()
     body = [i for i, line in enumerate(lines) if re.search(r"%r\d+[,;\]]", line) and ".reg" not in line]
@@ -176,7 +178,9 @@ def test_a_text_with_other_operands_is_parsed_alone(twins: tuple[Text, Text]) ->
     assert parse_like(fewer, other.symbol, one.ptx, one.symbol) == parse(fewer)
 
 
-def test_a_fault_of_both_is_found_in_both(host_toolchain: HostToolchain, twins: tuple[Text, Text]) -> None:
+def test_a_fault_of_both_is_found_in_both(
+    host_toolchain: HostToolchain, twins: tuple[ProofSource, ProofSource]
+) -> None:
     with faulty_templates(EDGE) as templates:
         outcomes = [*prove_texts(twins, replace(host_toolchain, templates=templates), 1)]
     assert all(outcome.failed and not outcome.twin and "bounds at " in outcome.reason for outcome in outcomes)

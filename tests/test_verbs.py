@@ -27,7 +27,7 @@ from generator.cli.main import hgemm_command
 from generator.device_check import CheckOutcome, CheckRequest, CheckWorkers, check_here, junit_suite
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.store.library import Library
-from generator.store.query import FIELDS, Selection, condition_of, resolve
+from generator.store.query import FIELDS, KernelFilter, condition_of, resolve
 from generator.tables import fitted
 from hgemm import DeviceError
 from hgemm.errors import DeprecatedWord
@@ -386,7 +386,7 @@ def test_a_field_that_no_kernel_has_matches_none(folder: Path, where: str) -> No
 
 
 def test_an_empty_selection_chooses_everything() -> None:
-    assert condition_of(Selection()).items == ()
+    assert condition_of(KernelFilter()).items == ()
 
 
 def test_listing_loads_nothing_slow() -> None:
@@ -662,14 +662,14 @@ def test_cases_that_need_much_memory_wait_for_a_turn_and_for_memory(monkeypatch:
 
     device = Filled()
     monkeypatch.setattr(device_check, "TURN_WAIT_S", 0.02)
-    with device_check.room(device, 100):
+    with device_check.free_memory(device, 100):
         assert device.free == [100]
         began = time.monotonic()
-        with device_check.room(device, 100):
+        with device_check.free_memory(device, 100):
             assert time.monotonic() - began >= 0.02, "another one has its turn"
     monkeypatch.setattr(device_check, "MEMORY_WAIT_S", 0.05)
     began = time.monotonic()
-    with device_check.room(device, 101):
+    with device_check.free_memory(device, 101):
         assert time.monotonic() - began >= 0.05, "there is not enough"
 
 

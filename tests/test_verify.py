@@ -25,12 +25,12 @@ from hgemm.dtypes import DTYPES, decode, encode, representable, truncation_error
 from hgemm.errors import DeviceError, RequestError
 from hgemm.launch import tiles
 from hgemm.launch_traits import LaunchTraits
-from hgemm.reference import ACTIVATION_FORMULAS, Operands, Reference, apply_epilogue, reference
+from hgemm.reference import ACTIVATION_FORMULAS, OperandValues, Reference, apply_epilogue, reference
 from hgemm.reference import accumulate as follow
 from hgemm.verification import (
     CANARY,
-    Check,
     CheckOptions,
+    CheckResult,
     Operand,
     OperandLayout,
     SparseOperand,
@@ -71,7 +71,7 @@ def kernel_of(driver: FakeDriver, document: dict, *faults: str) -> Kernel:
     return kernel
 
 
-def checked(driver: FakeDriver, document: dict, case: Case, *faults: str, **options) -> Check:
+def checked(driver: FakeDriver, document: dict, case: Case, *faults: str, **options) -> CheckResult:
     return verify(kernel_of(driver, document, *faults), case, open_device(), CheckOptions(**options))
 
 
@@ -369,13 +369,13 @@ BF16 = LaunchTraits.of(record(dtype_a="bf16", dtype_b="bf16", dtype_d="f32"))
 BY_ACC = {acc: LaunchTraits.of(record(acc=acc)) for acc in ("f32", "f16", "f16_promoted")}
 
 
-def operands(seed: int, m: int, n: int, k: int, dtype: str = "f16", whole: bool = False) -> Operands:
+def operands(seed: int, m: int, n: int, k: int, dtype: str = "f16", whole: bool = False) -> OperandValues:
     rng = np.random.default_rng(seed)
     a, b = (rng.integers(-1, 2, size) if whole else rng.standard_normal(size) for size in ((1, m, k), (1, k, n)))
-    return Operands(*(decode(encode(x, dtype), dtype) for x in (a, b)))
+    return OperandValues(*(decode(encode(x, dtype), dtype) for x in (a, b)))
 
 
-def ratio(traits: LaunchTraits, given: Operands, computed: np.ndarray) -> float:
+def ratio(traits: LaunchTraits, given: OperandValues, computed: np.ndarray) -> float:
     product, bound = follow(traits, given.a, given.b)
     return compare("", computed[None].astype(np.float64), Reference(product, bound), "").max_bound_ratio
 
@@ -399,7 +399,7 @@ def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(
     scale = 2.0 ** np.random.default_rng(seed).integers(-spread, spread + 1, k)  # terms of many sizes, in any order
     a = drawn.a * (np.sort(scale) if ascending else scale)
     b = np.abs(drawn.b) if ascending else drawn.b
-    given = Operands(decode(encode(a, "f16"), "f16"), b)
+    given = OperandValues(decode(encode(a, "f16"), "f16"), b)
     computed = accumulate(traits, given.a[0], given.b[0], *group_bits)
     if np.all(np.abs(computed) < 30000):
         assert ratio(traits, given, computed) <= 1.0
@@ -418,7 +418,7 @@ def test_short_products_are_seldom_rounded_and_stay_under_the_bound(group_bits, 
     drawn = operands(seed, 4, 4, k, "bf16", whole)
     a = drawn.a * 2.0 ** np.random.default_rng(seed).integers(-spread, spread + 1, k)
     a[..., 0] = 1 + 2.0**-7
-    given = Operands(a * 2.0**12 if whole else a, drawn.b)
+    given = OperandValues(a * 2.0**12 if whole else a, drawn.b)
     traits = replace(BF16, arch="sm_80" if group_bits[1] == 24 else "sm_90")
     assert ratio(traits, given, accumulate(traits, given.a[0], given.b[0], *group_bits)) <= 1.0
     one_by_one = np.zeros((4, 4), np.float32)
@@ -444,7 +444,7 @@ def test_shares_of_any_k_tiles_stay_under_the_bound_of_stream_k(acc, group, k, s
     rng = np.random.default_rng(seed)
     a = drawn.a + offset * np.sign(rng.standard_normal())  # sums that grow, and then fall where a share may begin
     a[..., k // 2 :] *= rng.choice([1, -1])
-    given = Operands(decode(encode(a, "f16"), "f16"), drawn.b)
+    given = OperandValues(decode(encode(a, "f16"), "f16"), drawn.b)
     at = [0, *range(traits.tile_k * int(rng.integers(1, share + 1)), k, traits.tile_k * share), k]
     sums = [accumulate(whole, given.a[0][:, i:j], given.b[0][i:j], group) for i, j in zip(at, at[1:])]
     computed = np.zeros((4, 4), np.float32)
@@ -576,14 +576,14 @@ def cut(values: np.ndarray) -> np.ndarray:
 def test_tf32_is_cut_off_or_rounded_within_the_bound(seed, k, group_bits, a_takes, b_takes, one_sign) -> None:
     given = operands(seed, 4, 4, k, "tf32")
     if one_sign:  # nothing cancels
-        given = Operands(np.abs(given.a), np.abs(given.b))
+        given = OperandValues(np.abs(given.a), np.abs(given.b))
     computed = accumulate(TF32, a_takes(given.a[0]), b_takes(given.b[0]), *group_bits)
     assert ratio(replace(TF32, arch="sm_80"), given, computed) <= 1.0
 
 
 def test_the_bound_of_tf32_has_no_room_for_digits_that_are_not_there() -> None:
     drawn = operands(11, 24, 24, 512, "tf32")
-    given = Operands(representable(drawn.a, "tf32"), representable(drawn.b, "tf32"))
+    given = OperandValues(representable(drawn.a, "tf32"), representable(drawn.b, "tf32"))
     f16 = operands(11, 24, 24, 512)
     tight, all_digits, of_f16 = (follow(TF32, one.a, one.b)[1].max() for one in (given, drawn, f16))
     assert tight < 1.05 * of_f16 < all_digits / 50

@@ -14,7 +14,7 @@ from records import make_record
 from refusals import assert_refused_by_the_compiler
 
 from generator.build.compile import ATOMS, MORE_ATOMS, Compiled, compile_kernel, only_named_atom
-from generator.build.emit import Kernel, _template, emit
+from generator.build.emit import EmittedKernel, _template, emit
 from generator.build.inspect import Binary, inspect, inspect_all
 from generator.build.pipeline import Settings
 from generator.build.toolchain import headers, templates_folder
@@ -177,7 +177,7 @@ NEEDED = {"out": {"align_d": "4"}, "align_d": {"store": "direct"}, "swap_ab": {"
 """Fields that must change with another one."""
 
 
-def kernel_of(**texts: str) -> Kernel:
+def kernel_of(**texts: str) -> EmittedKernel:
     pinned = {"tile": "128x64x32", "consumers": "2", "stages": "4", "raster": "group:8", "schedule": "persistent"}
     return emit(plan_of(**{**pinned, "align_d": "8", "store": "tma", **texts}), TEMPLATES)
 
@@ -269,26 +269,26 @@ LARGE_KERNELS = [
 ]
 
 
-def emitted_kernel(texts: dict[str, str]) -> Kernel:
+def emitted_kernel(texts: dict[str, str]) -> EmittedKernel:
     (plan,) = sweep([{**BASE, **texts}]).plans
     return emit(plan, TEMPLATES)
 
 
-def binary(kernel: Kernel, compiled: Compiled) -> Binary:
+def binary(kernel: EmittedKernel, compiled: Compiled) -> Binary:
     return Binary(compiled.cubin, kernel.symbol, expectation_of(kernel.plan, False), compiled.ptxas_log)
 
 
-def compiled_kernels(requests: list[dict[str, str]]) -> list[tuple[Kernel, Compiled]]:
+def compiled_kernels(requests: list[dict[str, str]]) -> list[tuple[EmittedKernel, Compiled]]:
     kernels = [emitted_kernel(texts) for texts in requests]
     return [(kernel, compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES))) for kernel in kernels]
 
 
 @pytest.fixture(scope="module")
-def built() -> list[tuple[Kernel, Compiled]]:
+def built() -> list[tuple[EmittedKernel, Compiled]]:
     return compiled_kernels(KERNELS)
 
 
-def test_kernels_are_as_planned(built: list[tuple[Kernel, Compiled]]) -> None:
+def test_kernels_are_as_planned(built: list[tuple[EmittedKernel, Compiled]]) -> None:
     assert_as_planned(built)
 
 
@@ -297,7 +297,7 @@ def test_large_kernels_are_as_planned() -> None:
     assert_as_planned(compiled_kernels(LARGE_KERNELS))
 
 
-def assert_as_planned(built: list[tuple[Kernel, Compiled]]) -> None:
+def assert_as_planned(built: list[tuple[EmittedKernel, Compiled]]) -> None:
     found = inspect_all([binary(*pair) for pair in built])
     assert {kernel.symbol: inspection.violations for (kernel, _), inspection in zip(built, found)} == {
         kernel.symbol: () for kernel, _ in built
@@ -316,7 +316,7 @@ def assert_as_planned(built: list[tuple[Kernel, Compiled]]) -> None:
         assert (f".reqnctapercluster {cluster}, 1, 1" in text) or cluster == 1
 
 
-def drawn(source: random.Random) -> Kernel:
+def drawn(source: random.Random) -> EmittedKernel:
     """Draw a legal kernel that compiles fast: without C and curves, at random in all else."""
     while True:
         rows, columns = source.choice([64, 128, 192, 256]), 8 * source.randint(1, 24)
@@ -361,14 +361,16 @@ def test_what_is_legal_is_sound() -> None:
         "ptxas info    : (C7504) Potential Performance Loss: 'setmaxnreg' ignored to maintain compatibility across ...",
     ],
 )
-def test_a_warning_that_means_a_slow_kernel_is_a_fault(built: list[tuple[Kernel, Compiled]], warning: str) -> None:
+def test_a_warning_that_means_a_slow_kernel_is_a_fault(
+    built: list[tuple[EmittedKernel, Compiled]], warning: str
+) -> None:
     kernel, compiled = built[0]
     told = replace(compiled, ptxas_log=f"{compiled.ptxas_log}\n{warning}\n")
     (fault,) = inspect(binary(kernel, told)).violations
     assert fault == f"ptxas warns: {' '.join(warning.split())}"
 
 
-def test_another_instruction_or_count_than_planned_is_a_fault(built: list[tuple[Kernel, Compiled]]) -> None:
+def test_another_instruction_or_count_than_planned_is_a_fault(built: list[tuple[EmittedKernel, Compiled]]) -> None:
     (_, compiled), other = built[0], emitted_kernel({"tile": "128x256x32", "stages": "4"})
     found = Binary(compiled.cubin, built[0][0].symbol, expectation_of(other.plan, False), compiled.ptxas_log)
     assert (

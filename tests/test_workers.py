@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from generator.build import workers as local
 from generator.build.pipeline import BuildOptions, build, prepare
 from generator.build.toolchain import templates_folder
-from generator.build.workers import Lost, Pool, Processes, RemoteTraceback, _batches, process_pool, run
+from generator.build.workers import LostItem, Pool, Processes, RemoteTraceback, _batches, process_pool, run
 from generator.errors import LibraryError
 from generator.sweep import sweep
 
@@ -64,11 +64,11 @@ def test_what_workers_die_over_is_named_and_the_rest_is_done() -> None:
     items = [1, 2, 13, 4, 5, 17, 7, 8]
     results = done_by(square, items, 1)
     assert sorted(place for place, _ in results) == list(range(8))
-    assert {items[place]: result.cause for place, result in results if isinstance(result, Lost)} == {
+    assert {items[place]: result.cause for place, result in results if isinstance(result, LostItem)} == {
         13: "was killed by SIGKILL: where memory ran out, use a smaller -j",
         17: "ended with exit code 3",
     }
-    assert all(result == items[place] ** 2 for place, result in results if not isinstance(result, Lost))
+    assert all(result == items[place] ** 2 for place, result in results if not isinstance(result, LostItem))
 
 
 def test_what_a_worker_was_killed_over_once_is_done_by_another(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_nothing_is_lost_and_nothing_comes_twice(count: int, width: int, deaths:
     fleet = Fleet(width, deaths)
     results = fleet.results(list(range(count)))
     assert sorted(place for place, _ in results) == list(range(count))
-    assert all(result == -place for place, result in results if not isinstance(result, Lost))
-    lost = {place for place, result in results if isinstance(result, Lost)}
+    assert all(result == -place for place, result in results if not isinstance(result, LostItem))
+    lost = {place for place, result in results if isinstance(result, LostItem)}
     assert lost <= {item for item, times in deaths.items() if times >= 2}
     assert lost >= {item for item, times in deaths.items() if times >= 3 and item < count}
     assert fleet.most <= 2 * width

@@ -17,7 +17,7 @@ from functools import partial
 
 from generator.arch import ARCHS
 from generator.build import dsl as translate
-from generator.build.emit import Kernel
+from generator.build.emit import EmittedKernel
 from generator.build.inspect import parse_ptxas_log
 from generator.build.toolchain import Header, Headers, version_of
 from generator.errors import INSTALL, BuildError, HgemmError
@@ -103,7 +103,7 @@ class Compiled:
     options: tuple[str, ...]
 
 
-def options(kernel: Kernel) -> tuple[str, ...]:
+def options(kernel: EmittedKernel) -> tuple[str, ...]:
     """Return the options of the front end. They contain no path.
 
     CuTe has functions without `__device__`, so a kernel that uses all of it needs -default-device."""
@@ -113,29 +113,29 @@ def options(kernel: Kernel) -> tuple[str, ...]:
     return (f"--gpu-architecture={ARCHS[kernel.plan.spec.arch].compute}", "--std=c++17", headers, "-dlto")
 
 
-def link_options(kernel: Kernel) -> tuple[str, ...]:
+def link_options(kernel: EmittedKernel) -> tuple[str, ...]:
     """Return the options of the linker from LTO-IR to PTX."""
     if _in_dsl(kernel):
         return ()
     return (f"-arch={kernel.plan.spec.arch}", "-lto", "-ptx", *_kept(kernel))
 
 
-def assemble_options(kernel: Kernel) -> tuple[str, ...]:
+def assemble_options(kernel: EmittedKernel) -> tuple[str, ...]:
     """Return the options of the linker for a cubin: from PTX, or from LTO-IR if ptxas must see the whole program."""
     whole = ("-lto", *_kept(kernel)) if _from_lto_ir(kernel) else ()
     return (f"-arch={kernel.plan.spec.arch}", "-Xptxas=-v", *whole)
 
 
-def _kept(kernel: Kernel) -> tuple[str, ...]:
+def _kept(kernel: EmittedKernel) -> tuple[str, ...]:
     """Return the options that make the linker drop everything but the kernel."""
     return ("-optimize-unused-variables", f"-kernels-used={kernel.symbol}")
 
 
-def _from_lto_ir(kernel: Kernel) -> bool:
+def _from_lto_ir(kernel: EmittedKernel) -> bool:
     return kernel.plan.whole_program
 
 
-def _in_dsl(kernel: Kernel) -> bool:
+def _in_dsl(kernel: EmittedKernel) -> bool:
     return kernel.plan.spec.form == "dsl"
 
 
@@ -144,14 +144,14 @@ def versions() -> dict[str, str]:
     return {name: version_of(wheel) for name, wheel in WHEELS.items()}
 
 
-def versions_of(kernel: Kernel) -> dict[str, str]:
+def versions_of(kernel: EmittedKernel) -> dict[str, str]:
     """Return the versions of everything that compiles a kernel. Raises: HgemmError if a wheel is missing."""
     if _in_dsl(kernel):
         return {"cutlass_dsl": translate.version(), "nvjitlink": version_of(WHEELS["nvjitlink"])}
     return versions()
 
 
-def key_of(kernel: Kernel, headers: Headers) -> str:
+def key_of(kernel: EmittedKernel, headers: Headers) -> str:
     """Return the content key: a hash of source, headers, options and compiler versions, without paths."""
     recipe = (options(kernel), link_options(kernel), assemble_options(kernel), FRUGAL)
     content = {"source": kernel.source, "headers": headers.hashes(), "versions": versions_of(kernel), "options": recipe}
@@ -173,7 +173,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 @_signals_kept()
-def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
+def compile_kernel(kernel: EmittedKernel, headers: Headers) -> Compiled:
     """Compile a kernel for its architecture. It reads only `headers` and needs no GPU.
 
     Raises: BuildError with the log of the compiler; HgemmError if the wheel of a compiler is missing.
@@ -203,7 +203,7 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
 
 
 @_signals_kept()
-def ptx_of(kernel: Kernel, headers: Headers, lines: bool = False) -> bytes:
+def ptx_of(kernel: EmittedKernel, headers: Headers, lines: bool = False) -> bytes:
     """Return the PTX of a kernel, as `compile_kernel` does. `lines` adds the source line of each instruction (.loc).
 
     Raises: BuildError with the log of the compiler; HgemmError for the lines of a CuTe DSL module, or if the wheel of a
@@ -225,7 +225,7 @@ def ptx_of(kernel: Kernel, headers: Headers, lines: bool = False) -> bytes:
     return ptx.rstrip(b"\0")
 
 
-def _assembled(nvjitlink, kernel: Kernel, kind, code: bytes, ptx: Callable[[], bytes]) -> Compiled:
+def _assembled(nvjitlink, kernel: EmittedKernel, kind, code: bytes, ptx: Callable[[], bytes]) -> Compiled:
     """Return the first cubin that does not spill, else the first one."""
     first = None
     for further in FRUGAL:
@@ -266,7 +266,7 @@ def supported_archs() -> frozenset[str]:
     return frozenset(f"sm_{number}" for number in _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs()))
 
 
-def _front_end(nvrtc, kernel: Kernel, headers: Headers, further: tuple[str, ...] = ()) -> bytes:
+def _front_end(nvrtc, kernel: EmittedKernel, headers: Headers, further: tuple[str, ...] = ()) -> bytes:
     whole = kernel.plan.spec.form == "cute"  # its traits name every instruction
     files = every_atom(headers.files) if whole else only_named_atom(headers.files, kernel.source)
     names = [header.name.encode() for header in files]
@@ -300,7 +300,9 @@ def _checked(nvrtc, result):
     return values[0] if values else None
 
 
-def _link(nvjitlink, kernel: Kernel, arguments: tuple[str, ...], kind, data: bytes, product: str) -> tuple[bytes, str]:
+def _link(
+    nvjitlink, kernel: EmittedKernel, arguments: tuple[str, ...], kind, data: bytes, product: str
+) -> tuple[bytes, str]:
     handle = nvjitlink.create(len(arguments), list(arguments))
     try:
         nvjitlink.add_data(handle, kind, data, len(data), kernel.symbol)

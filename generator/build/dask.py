@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from generator import __version__
 from generator.build.compile import versions
-from generator.build.pipeline import BuildOptions, Prepared, Product, Prover, build
+from generator.build.pipeline import BuildOptions, BuildResult, Prepared, Prover, build
 from generator.build.toolchain import templates_folder
-from generator.build.workers import Lost, Pool, run
+from generator.build.workers import LostItem, Pool, run
 from generator.errors import HgemmError, RequestError
 
 _PACKAGES = ("generator", "hgemm")
@@ -74,7 +74,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkerOptions:
     """The options that go with the kernels. `prover` makes the prover of a worker; None registers kernels without a proof."""
 
     allow_spills: bool
@@ -100,12 +100,12 @@ class Cluster:
                 f"--address {self.address} is malformed: write tcp://host:port, as the scheduler prints it"
             )
 
-    def products(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, Product | Lost]]:
-        """Yield (place, product or Lost) once per kernel, as results arrive.
+    def products(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, BuildResult | LostItem]]:
+        """Yield (place, result or LostItem) once per kernel, as results arrive.
 
         Raises: HgemmError if the cluster cannot be reached, differs from this machine, or has no worker for too long.
         """
-        task = partial(build_here, order=Order(self.allow_spills, self.prover, identity()))
+        task = partial(build_here, order=WorkerOptions(self.allow_spills, self.prover, identity()))
         with _connected(self.address, self.patience_s) as client:
             _refuse_others(client)
             watch = _Watch(client, self.patience_s)
@@ -113,7 +113,7 @@ class Cluster:
             yield from run(task, kernels, pool)
 
 
-def build_here(batch: Sequence[Prepared], order: Order) -> list[Product]:
+def build_here(batch: Sequence[Prepared], order: WorkerOptions) -> list[BuildResult]:
     """Build kernels in this worker. Raises: HgemmError if it differs from the sender."""
     differs = difference(order.identity, identity())
     if differs:

@@ -16,7 +16,7 @@ from hgemm.record import MODULE_NAME, SOURCE_NAME
 
 
 @dataclass(frozen=True)
-class Kernel:
+class EmittedKernel:
     """A kernel's source and its names. The source is the same byte for byte for the same spec."""
 
     plan: Plan
@@ -35,14 +35,14 @@ class Kernel:
         return SOURCE_NAME if self.entry_header else MODULE_NAME
 
 
-def emit(plan: Plan, templates: Path) -> Kernel:
+def emit(plan: Plan, templates: Path) -> EmittedKernel:
     """Write the kernel of a legal plan, from the template of its family and form in the folder `templates`.
 
     Raises: RequestError if the family has no such form yet.
     """
     symbol, form = symbol_of(plan.spec), _form_of(plan)
     source = _template(templates, form.template).render(form.values(plan, symbol))
-    return Kernel(plan, symbol, alias_of(plan.spec), source)
+    return EmittedKernel(plan, symbol, alias_of(plan.spec), source)
 
 
 def entry_headers() -> tuple[str, ...]:

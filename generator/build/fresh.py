@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from generator.build.compile import key_of, ptx_of, versions_of
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import headers
 from generator.errors import HgemmError
@@ -15,7 +15,7 @@ from hgemm.library import StoredKernel
 from hgemm.record import PTX_NAME
 
 
-def fresh_kernel(stored: StoredKernel, templates: Path) -> Kernel:
+def fresh_kernel(stored: StoredKernel, templates: Path) -> EmittedKernel:
     """Write the source of a stored kernel again, from its spec. Raises: HgemmError if this version cannot plan or write it."""
     return emit(plan_of(Spec.from_dict(stored.record.data["spec"])), templates)
 
@@ -36,7 +36,7 @@ def foreign(stored: StoredKernel, templates: Path) -> str:
     return f"its {' and '.join(sections)} is not what this version writes for its spec" if sections else ""
 
 
-def differing_inputs(stored: StoredKernel, kernel: Kernel) -> str:
+def differing_inputs(stored: StoredKernel, kernel: EmittedKernel) -> str:
     """Return which inputs of the compilation differ between a stored kernel and a fresh one."""
     there, here = stored.record.data["toolchain"], versions_of(kernel)
     differ = [f"{name} {there.get(name, 'none')} there, {version} here" for name, version in here.items()]

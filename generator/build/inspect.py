@@ -274,7 +274,7 @@ _BYTES_OF_WIDTH = {"8": 1, "U8": 1, "S8": 1, "16": 2, "U16": 2, "S16": 2, "64": 
 
 
 @dataclass(frozen=True)
-class Code:
+class MachineCode:
     """The machine code of one kernel, and its architecture, such as `sm_89`."""
 
     arch: str
@@ -348,7 +348,7 @@ def find_nvdisasm(folders: Sequence[Path] = ()) -> Path:
     raise HgemmError("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
 
 
-def disassemble(codes: Sequence[Code], nvdisasm: Path | None = None) -> list[Listing]:
+def disassemble(codes: Sequence[MachineCode], nvdisasm: Path | None = None) -> list[Listing]:
     """Disassemble kernels. One process runs per architecture, all in parallel. The order is kept.
 
     Raises: HgemmError if nvdisasm is missing or fails, or finds an invalid instruction (kernel and address are named).
@@ -551,7 +551,7 @@ def inspect_all(binaries: Sequence[Binary], nvdisasm: Path | None = None) -> lis
     Raises: HgemmError if a cubin cannot be read or nvdisasm cannot be run.
     """
     cubins = [read_cubin(binary.cubin, binary.symbol) for binary in binaries]
-    codes = [Code(binary.expectation.arch, cubin.text) for binary, cubin in zip(binaries, cubins)]
+    codes = [MachineCode(binary.expectation.arch, cubin.text) for binary, cubin in zip(binaries, cubins)]
     listings = disassemble(codes, nvdisasm)
     return [_judge(*pair) for pair in zip(binaries, cubins, listings)]
 

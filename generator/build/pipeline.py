@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from generator import __version__
 from generator.build.compile import Compiled, compile_kernel, key_of, versions_of
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.inspect import Binary, Inspection, inspect_all
 from generator.build.toolchain import Headers, headers
-from generator.build.workers import MAX_BATCH, Lost, run
+from generator.build.workers import MAX_BATCH, LostItem, run
 from generator.errors import BuildError, LibraryError, ProofError
 from generator.families import expectation_of
 from generator.families.base import Plan
@@ -32,7 +32,7 @@ from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
 _LOCAL_MEMORY = ("LDL", "STL")
 
 
-def planned(kernel: Kernel) -> dict[str, Any]:
+def planned(kernel: EmittedKernel) -> dict[str, Any]:
     """Return the sections of a record that follow from the plan alone."""
     plan = kernel.plan
     return {
@@ -47,13 +47,13 @@ def planned(kernel: Kernel) -> dict[str, Any]:
     }
 
 
-def artefacts_of(kernel: Kernel, compiled: Compiled) -> dict[str, bytes]:
+def artefacts_of(kernel: EmittedKernel, compiled: Compiled) -> dict[str, bytes]:
     """Return the files of a kernel, without its record."""
     return {kernel.source_name: kernel.source.encode(), CUBIN_NAME: compiled.cubin, PTX_NAME: compiled.ptx}
 
 
 def document(
-    kernel: Kernel,
+    kernel: EmittedKernel,
     headers: Headers,
     compiled: Compiled,
     inspection: Inspection,
@@ -115,13 +115,13 @@ class Prover(Protocol):
 class Prepared:
     """A kernel, emitted once, and its content key. Worker processes receive it, so it leaves out the texts of headers."""
 
-    kernel: Kernel
+    kernel: EmittedKernel
     key: str
     seconds: float
 
 
 @dataclass(frozen=True)
-class Product:
+class BuildResult:
     """The result of building a kernel: its record and files, or an error.
 
     Fields: `status` is built, proved, spilled or failed. `failure` is the error of the compiler for `source`. `spills` is set if it
@@ -158,12 +158,12 @@ def prepare(plan: Plan, templates: Path) -> Prepared:
     return Prepared(kernel, key_of(kernel, headers(kernel.entry_header, templates)), time.perf_counter() - start)
 
 
-def build(batch: Sequence[Prepared], options: BuildOptions) -> list[Product]:
+def build(batch: Sequence[Prepared], options: BuildOptions) -> list[BuildResult]:
     """Compile kernels one by one, inspect them together, and return a product per kernel.
 
     The record's key is of the headers that this process read, which may have changed since the kernel was prepared.
     """
-    products: dict[int, Product] = {}
+    products: dict[int, BuildResult] = {}
     compiled: list[_Built] = []
     for place, prepared in enumerate(batch):
         kernel = prepared.kernel
@@ -175,7 +175,7 @@ def build(batch: Sequence[Prepared], options: BuildOptions) -> list[Product]:
         except BuildError as error:
             seconds = time.perf_counter() - start
             text = {"source": kernel.source, "source_name": kernel.source_name}
-            products[place] = Product(error.symbol, "failed", seconds, failure=error, **text)
+            products[place] = BuildResult(error.symbol, "failed", seconds, failure=error, **text)
     start = time.perf_counter()
     inspections = inspect_all(
         [
@@ -194,7 +194,7 @@ def build(batch: Sequence[Prepared], options: BuildOptions) -> list[Product]:
     return [products[place] for place in range(len(batch))]
 
 
-def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prover: Prover | None) -> Product:
+def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prover: Prover | None) -> BuildResult:
     """Check a compiled kernel against its plan, run the prover if any, and write the record."""
     prepared, symbol = built.prepared, built.prepared.kernel.symbol
     seconds = {"emit": prepared.seconds, "compile": built.seconds, "inspect": inspect_seconds}
@@ -203,7 +203,7 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
         error = f"{symbol} differs from its plan and is not stored: {'; '.join(inspection.violations)}"
         if inspection.resources.spill_bytes and (advice := advice_on_spills(prepared.kernel.plan)):
             error = f"{error}. {advice}"
-        return Product(symbol, "failed", total, error=error, spills=bool(inspection.resources.spill_bytes))
+        return BuildResult(symbol, "failed", total, error=error, spills=bool(inspection.resources.spill_bytes))
     data = document(prepared.kernel, built.headers, built.compiled, inspection, seconds)
     began = time.perf_counter()
     try:
@@ -211,10 +211,10 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
             data = with_proof(data, prover.proof(built.compiled.ptx, data))
     except ProofError as error:
         message = f"{symbol} fails its check and is not stored: {error}"
-        return Product(symbol, "failed", total + time.perf_counter() - began, error=message)
+        return BuildResult(symbol, "failed", total + time.perf_counter() - began, error=message)
     status = "spilled" if spills(inspection) else "proved" if prover else "built"
     files = artefacts_of(prepared.kernel, built.compiled)
-    return Product(symbol, status, total + time.perf_counter() - began, data, files)
+    return BuildResult(symbol, status, total + time.perf_counter() - began, data, files)
 
 
 # ---- With a library: take what it has, build and store the rest -----------------------------------------------------
@@ -256,8 +256,8 @@ class Outcome:
 class WorkerPool(Protocol):
     """Builds kernels elsewhere. It does not access the library."""
 
-    def products(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, Product | Lost]]:
-        """Yield (place, product or Lost) once per kernel, as results arrive."""
+    def products(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, BuildResult | LostItem]]:
+        """Yield (place, result or LostItem) once per kernel, as results arrive."""
 
 
 def make(
@@ -287,7 +287,7 @@ def make(
     _require_writable(settings.library.folder)
     places, wanted = [*missing], [*missing.values()]
     if worker_pool:
-        done = _filed_as_they_come(wanted, worker_pool, settings)
+        done = _stored_as_they_come(wanted, worker_pool, settings)
     elif not processes or len(wanted) == 1:
         done = _in_this_process(wanted, settings)
     else:
@@ -297,7 +297,7 @@ def make(
 
 
 @dataclass(frozen=True)
-class Made:
+class FittedOutcome:
     """A plan and its outcome. If the plan at `place` spills, `plan` is one that fits, with this `change` of options."""
 
     place: int
@@ -322,15 +322,15 @@ def make_fitting(
     settings: Settings,
     processes: int,
     worker_pool: WorkerPool | None = None,
-) -> Iterator[Made]:
+) -> Iterator[FittedOutcome]:
     """Yield what `make` yields, but replace kernels that spill by the nearest ones that fit. These come last.
 
     Fields that the request of a plan sets are never changed.
     Raises: as `make`.
     """
-    spilling: list[Made] = []
+    spilling: list[FittedOutcome] = []
     for place, outcome in make(plans, settings, processes, worker_pool):
-        made = Made(place, plans[place], outcome)
+        made = FittedOutcome(place, plans[place], outcome)
         if outcome.spills:
             spilling.append(made)
         else:
@@ -339,11 +339,11 @@ def make_fitting(
         yield _fitting(made, requests[made.plan], settings)
 
 
-def _fitting(made: Made, request: Request, settings: Settings) -> Made:
+def _fitting(made: FittedOutcome, request: Request, settings: Settings) -> FittedOutcome:
     for plan, change in itertools.islice(spill_fallbacks(made.plan, request), MAX_FALLBACKS):
         ((_, outcome),) = make([plan], settings, 0)
         if outcome.record:
-            return Made(made.place, plan, outcome, change, made.outcome.symbol)
+            return FittedOutcome(made.place, plan, outcome, change, made.outcome.symbol)
     return made
 
 
@@ -380,14 +380,14 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
     return Outcome(symbol, status, prepared.seconds + time.perf_counter() - start, stored.record)
 
 
-def build_and_file(batch: Sequence[Prepared], settings: Settings) -> list[Outcome]:
+def build_and_store(batch: Sequence[Prepared], settings: Settings) -> list[Outcome]:
     """Build and store what the library does not have. Return the outcome of each kernel."""
     found = [cached(prepared, settings, logging.DEBUG) for prepared in batch]  # another process may have built some
     products = iter(build([prepared for prepared, old in zip(batch, found) if not old], settings.options))
-    return [old or filed(next(products), settings.library) for old in found]
+    return [old or stored_outcome(next(products), settings.library) for old in found]
 
 
-def filed(product: Product, library: Library) -> Outcome:
+def stored_outcome(product: BuildResult, library: Library) -> Outcome:
     """Store a product, or keep the source and log of a failed compilation. Return the outcome.
 
     Raises: LibraryError if the folder cannot be written, or a record does not describe its files.
@@ -405,7 +405,7 @@ def filed(product: Product, library: Library) -> Outcome:
 def _in_this_process(kernels: Sequence[Prepared], settings: Settings) -> Iterator[tuple[int, Outcome]]:
     """Build kernels in this process. A new process takes 0.2 s to start."""
     for start in range(0, len(kernels), MAX_BATCH):
-        yield from enumerate(build_and_file(kernels[start : start + MAX_BATCH], settings), start)
+        yield from enumerate(build_and_store(kernels[start : start + MAX_BATCH], settings), start)
 
 
 def _in_processes(
@@ -416,18 +416,21 @@ def _in_processes(
 
     settings = replace(settings, library=Library(settings.library.folder.absolute()))  # a process has another folder
     with process_pool(min(processes, len(kernels))) as pool:
-        for place, result in run(partial(build_and_file, settings=settings), kernels, pool, max_batch):
-            yield place, _lost(kernels[place], result) if isinstance(result, Lost) else result
+        for place, result in run(partial(build_and_store, settings=settings), kernels, pool, max_batch):
+            yield place, _lost(kernels[place], result) if isinstance(result, LostItem) else result
 
 
-def _filed_as_they_come(
+def _stored_as_they_come(
     kernels: Sequence[Prepared], worker_pool: WorkerPool, settings: Settings
 ) -> Iterator[tuple[int, Outcome]]:
     for place, result in worker_pool.products(kernels):
-        yield place, _lost(kernels[place], result) if isinstance(result, Lost) else filed(result, settings.library)
+        yield (
+            place,
+            _lost(kernels[place], result) if isinstance(result, LostItem) else stored_outcome(result, settings.library),
+        )
 
 
-def _lost(prepared: Prepared, lost: Lost) -> Outcome:
+def _lost(prepared: Prepared, lost: LostItem) -> Outcome:
     symbol = prepared.kernel.symbol
     return Outcome(symbol, "failed", error=f"{symbol} was not built: its worker {lost.cause}")
 

@@ -36,7 +36,7 @@ _CHECK_S = 1.0
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostItem:
     """The result of an item whose worker died while it ran alone."""
 
     cause: str
@@ -59,7 +59,7 @@ class Pool:
 def run(
     task: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any], pool: Pool, max_batch: int = MAX_BATCH
 ) -> Iterator[tuple[int, Any]]:
-    """Run `task` on batches of items. Yield (place, result or Lost) once per item, as results arrive.
+    """Run `task` on batches of items. Yield (place, result or LostItem) once per item, as results arrive.
 
     Only a few batches more than there are workers are under way, so that memory does not grow with the items. What a worker
     died over is done again, each item by itself, and then alone: so one that memory ran out for has all of it in the end,
@@ -90,7 +90,7 @@ def run(
                     if not cause:
                         raise
                     if places[0] in tried_alone:
-                        yield places[0], Lost(cause)
+                        yield places[0], LostItem(cause)
                     elif len(places) == 1:
                         suspects += places
                     else:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from generator.arch import ARCHS, parse_arch_list
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.toolchain import templates_folder
 from generator.errors import RequestError
 from generator.spec import Texts, spec_hash
@@ -75,13 +75,13 @@ def _has_cp_async(group: Sequence[Texts]) -> bool:
     return any(ARCHS[arch].has_cp_async for texts in group for arch in parse_arch_list(texts["arch"]))
 
 
-def catalog_kernels() -> list[Kernel]:
+def catalog_kernels() -> list[EmittedKernel]:
     """Emit every kernel of the catalog. Nothing is compiled."""
     templates = templates_folder()
     return [emit(plan, templates) for plan in sweep(load_catalog()).plans]
 
 
-def golden_kernels(folder: Path) -> list[Kernel]:
+def golden_kernels(folder: Path) -> list[EmittedKernel]:
     """Emit the kernels that `golden.toml` in a folder names: one of each family and form. Without that file there are none."""
     file = folder / GOLDEN
     if not file.is_file():
@@ -90,7 +90,7 @@ def golden_kernels(folder: Path) -> list[Kernel]:
     return [emit(plan, templates) for plan in sweep(read_spec_file(file)).plans]
 
 
-def lock_text(kernels: Iterable[Kernel]) -> str:
+def lock_text(kernels: Iterable[EmittedKernel]) -> str:
     """Return the text of a lock file: one line per kernel with its symbol and the hashes of its spec and source."""
     return LOCK_HEADER + "".join(
         f"{kernel.symbol} {spec_hash(kernel.plan.spec)[:HASH_DIGITS]} {_hash(kernel.source)}\n" for kernel in kernels
@@ -107,7 +107,7 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
 
 
-def write_lock(folder: Path, kernels: Iterable[Kernel]) -> bool:
+def write_lock(folder: Path, kernels: Iterable[EmittedKernel]) -> bool:
     """Write the lock file of kernels to a folder. Return whether it changed. Raises: LibraryError if the disk fails."""
     place, text = folder / LOCK, lock_text(kernels)
     with disk_errors("write", place):
@@ -118,7 +118,7 @@ def write_lock(folder: Path, kernels: Iterable[Kernel]) -> bool:
     return True
 
 
-def write_sources(folder: Path, kernels: Iterable[Kernel]) -> list[Path]:
+def write_sources(folder: Path, kernels: Iterable[EmittedKernel]) -> list[Path]:
     """Write the sources that differ from those in the library `folder`. Return the paths written.
 
     Files that were built from another source are removed. Raises: LibraryError if the disk fails.

@@ -36,7 +36,7 @@ from generator.export.selection import (
 from generator.store.library import Library
 from generator.store.proofs import NO_PROOF
 from generator.store.proofs import unproved as why_unproved
-from generator.store.query import Selection, nothing_matches, select_rows
+from generator.store.query import KernelFilter, nothing_matches, select_rows
 from generator.tables import counted, to_text
 from hgemm.device import open_device
 from hgemm.disk import disk_errors
@@ -357,9 +357,9 @@ def export_command(
 ) -> None:
     cc = os.path.abspath(cc) if os.sep in cc else cc  # the compiler runs in another folder
     opened = Library(library)
-    rows = select_rows(opened, Selection(**filters))
+    rows = select_rows(opened, KernelFilter(**filters))
     symbols = [str(row["symbol"]) for row in rows]
-    note_left_out(opened, Selection(**filters))
+    note_left_out(opened, KernelFilter(**filters))
     if incomplete := without_record(library):
         has, its = ("have", "them") if len(incomplete) > 1 else ("has", "it")
         click.echo(

@@ -31,8 +31,8 @@ from generator.device_check import (
 )
 from generator.errors import RequestError
 from generator.store.library import Library
-from generator.store.query import Selection, choose, resolve_one, select_rows
-from generator.tuning import Generating, Search, archs_of
+from generator.store.query import KernelFilter, choose, resolve_one, select_rows
+from generator.tuning import GeneratedCandidates, Search, archs_of
 from hgemm.bench.runner import bench, bench_options
 from hgemm.cases import Case, Shape
 from hgemm.device import open_device
@@ -40,7 +40,7 @@ from hgemm.disk import require_writable
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.problem import LaunchOptions
 from hgemm.selection_query import Target
-from hgemm.tuning.runner import Supply, TunePlan, tune_library, tune_options
+from hgemm.tuning.runner import CandidateSource, TunePlan, tune_library, tune_options
 
 # ==== run ====
 
@@ -284,8 +284,8 @@ def verify_command(
         Shape.parse_list(shapes)
     require_writable(junit, "--junit")
     opened = Library(library)
-    note_left_out(opened, Selection(**filters), symbols)
-    chosen = choose(opened, symbols, Selection(**filters))
+    note_left_out(opened, KernelFilter(**filters), symbols)
+    chosen = choose(opened, symbols, KernelFilter(**filters))
     line, summary = outcome_line, outcome_summary
     if emulate:
         found = _emulated(opened, chosen, shapes, seed, jobs, timeout, trust, force)
@@ -413,7 +413,7 @@ def bench_command(
     where: str,
     **options,
 ) -> None:
-    opened, selection = Library(library), Selection(arch=arch, tile=tile, kernels=kernels, where=where)
+    opened, selection = Library(library), KernelFilter(arch=arch, tile=tile, kernels=kernels, where=where)
     note_left_out(opened, selection, symbols)
     names = choose(opened, symbols, selection)
     options["epilogue"] = epilogue.resolved(options["epilogue"], Path())
@@ -483,14 +483,14 @@ def tune_command(
 ) -> None:
     options["epilogue"] = epilogue.resolved(options["epilogue"], Path())
 
-    def supply(plan: TunePlan, target: Target) -> Supply:
+    def supply(plan: TunePlan, target: Target) -> CandidateSource:
         opened = Library(library)
         archs = parse_arch_list(arch, "--arch") if arch else archs_of(target)
         works = plan.works if generate else ()
         library.mkdir(parents=True, exist_ok=True)
-        rows = select_rows(opened, Selection(arch=",".join(archs), kernels=kernels))
+        rows = select_rows(opened, KernelFilter(arch=",".join(archs), kernels=kernels))
         search = Search(works, plan.candidates, archs, space, max(1, jobs // plan.part[1]))
-        return Generating(opened, [str(row["symbol"]) for row in rows], search, target, tell)
+        return GeneratedCandidates(opened, [str(row["symbol"]) for row in rows], search, target, tell)
 
     def tell(text: str) -> None:
         click.echo(text, err=True)

@@ -14,7 +14,7 @@ import click
 
 from generator import epilogue
 from generator.arch import ARCHS, parse_arch_list
-from generator.build.pipeline import Made, Outcome, Prover, Settings, WorkerPool, cached, make_fitting, prepare
+from generator.build.pipeline import FittedOutcome, Outcome, Prover, Settings, WorkerPool, cached, make_fitting, prepare
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import for_others, load_catalog
@@ -28,7 +28,7 @@ from generator.planner import deciding_field, default_family, not_implemented
 from generator.spec import BY_FIELD, differing, option_of, symbol_of
 from generator.store.files import reject_export
 from generator.store.library import Library
-from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
+from generator.sweep import Shard, Sweep, overridden, read_spec_file, sweep
 from generator.tables import counted, fitted, line_width
 from hgemm.disk import require_writable
 from hgemm.junit import JunitSuite, JunitTest, write_junit
@@ -173,11 +173,11 @@ def requested(options: dict[str, Any]) -> Sweep:
     recipes = []
     if options.get("recipe") is not None:
         beside = {name: text for name, text in given.items() if name != "arch"}
-        recipes = [over(texts, beside) for texts in load_recipes(options["recipe"], given.get("arch", ""))]
+        recipes = [overridden(texts, beside) for texts in load_recipes(options["recipe"], given.get("arch", ""))]
     if not recipes:
         groups = groups or [{}]
     with planning(options.get("quiet", False)) as planned:
-        return sweep([*(over(group, given) for group in groups), *recipes], planned)
+        return sweep([*(overridden(group, given) for group in groups), *recipes], planned)
 
 
 def _dry_run(plans: Sequence[Plan], settings: Settings, recipes: Mapping[Plan, str], as_json: bool) -> int:
@@ -238,7 +238,7 @@ class _Row:
     stored: bool
 
 
-def _rows(made: Iterator[Made], tell: OnOutcome) -> tuple[list[_Row], list[Plan]]:
+def _rows(made: Iterator[FittedOutcome], tell: OnOutcome) -> tuple[list[_Row], list[Plan]]:
     """Make all kernels. Return their rows and their plans, in the order of the request."""
     found: dict[int, tuple[_Row, Plan]] = {}
     with closing(made):

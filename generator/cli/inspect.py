@@ -43,7 +43,7 @@ from generator.proof.jobs import host_toolchain
 from generator.report.draw import picture_of, png_of
 from generator.spec import Spec
 from generator.store.library import Library
-from generator.store.query import Selection, resolve_one
+from generator.store.query import KernelFilter, resolve_one
 from generator.sweep import Sweep, sweep_of
 from generator.tables import to_text
 from hgemm.disk import require_writable, write_atomically
@@ -254,7 +254,7 @@ def report_command(
 ) -> None:
     from generator.report.page import write_report  # slow to load, and needed only here
 
-    opened, selection = Library(library), Selection(**filters)
+    opened, selection = Library(library), KernelFilter(**filters)
     note_left_out(opened, selection)
     for path in write_report(opened, selection, to, bench, ladder, png, partial(click.echo, err=True)):
         click.echo(path)

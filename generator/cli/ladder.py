@@ -17,7 +17,16 @@ from generator.cli.output import progress, scratch_library, scratch_library_opti
 from generator.errors import LibraryError
 from generator.ladders.ladder_run import RunOptions, make_kernels, plan_ladders, plans_of, run_ladders
 from generator.ladders.recipes import PublishedLadder, ladder_names, load_ladder, read_ladder
-from generator.ladders.results import chosen, csv_text, curve, form_of, junit_suite, read, require_matplotlib, text
+from generator.ladders.results import (
+    csv_text,
+    curve,
+    form_of,
+    junit_suite,
+    names_matching,
+    read,
+    require_matplotlib,
+    text,
+)
 from generator.proof.executor import NoCompiler
 from generator.proof.jobs import Prover, host_toolchain
 from generator.tables import to_text
@@ -161,7 +170,9 @@ def _named(names: Sequence[str]) -> list[PublishedLadder]:
     """Return the published ladders that names and globs match, and the ladders of the user's own files."""
     files = [Path(name) for name in names if name.endswith(".toml")]
     published = [name for name in names if not name.endswith(".toml")]
-    return [load_ladder(name) for name in chosen(ladder_names(), published)] + [read_ladder(path) for path in files]
+    return [load_ladder(name) for name in names_matching(ladder_names(), published)] + [
+        read_ladder(path) for path in files
+    ]
 
 
 # ==== Running ====

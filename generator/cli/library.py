@@ -12,14 +12,14 @@ import click
 
 from generator import epilogue
 from generator.cli.options import Fields, Symbol, filter_options, json_option, library_option
-from generator.cli.output import card, note_left_out, progress
+from generator.cli.output import note_left_out, progress, record_text
 from generator.errors import RequestError
 from generator.export.launch_header import launch_header
 from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
 from generator.store.query import (
     FIELD_MEANINGS,
-    Selection,
+    KernelFilter,
     check_field,
     condition_of,
     fields_in,
@@ -94,7 +94,7 @@ def list_command(
     if as_csv and as_json:
         raise RequestError("--csv and --json exclude each other: give one")
     filters["epilogue"] = epilogue.resolved(filters["epilogue"], Path())
-    opened, selection = Library(library), Selection(**filters)
+    opened, selection = Library(library), KernelFilter(**filters)
     if fields:
         names = sorted(known_fields(opened))
         click.echo(json.dumps(names) if as_json else _meanings(names))
@@ -218,7 +218,7 @@ def show_command(symbol: str, library: Path, as_json: bool, **views: bool) -> No
     writers = {"source": _source, "ptx": _ptx, "sass": _sass, "paths": _paths, "header": _header}
     view = given[0] if given else ""
     for place, stored in enumerate(stored_kernels):
-        shown = writers[view](stored) if view else card(stored, opened.measurements(stored.symbol))
+        shown = writers[view](stored) if view else record_text(stored, opened.measurements(stored.symbol))
         click.echo(("\n" if place and view != "paths" else "") + shown.rstrip("\n"))
 
 
@@ -231,10 +231,10 @@ def _ptx(stored: StoredKernel) -> str:
 
 
 def _sass(stored: StoredKernel) -> str:
-    from generator.build.inspect import Code, disassemble, read_cubin  # slow to load, and needed only here
+    from generator.build.inspect import MachineCode, disassemble, read_cubin  # slow to load, and needed only here
 
     cubin = read_cubin(stored.artefacts[CUBIN_NAME], stored.symbol)
-    return disassemble([Code(stored.record.arch, cubin.text)])[0].text()
+    return disassemble([MachineCode(stored.record.arch, cubin.text)])[0].text()
 
 
 def _header(stored: StoredKernel) -> str:

@@ -17,7 +17,7 @@ import click
 from generator import __version__
 from generator.cli.options import (
     GroupedCommand,
-    Words,
+    WordList,
     grouped_option,
     json_option,
     list_option,
@@ -94,7 +94,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         "--catalog",
         is_flag=False,
         flag_value="all",
-        type=Words(partial(_complete, "generator.catalog")),
+        type=WordList(partial(_complete, "generator.catalog")),
         metavar="[GROUPS]",
         help="The shipped kernels, or groups: general,half. blas has more for cuBLAS programs.",
     ),
@@ -111,7 +111,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
     "Target",
     list_option(
         "--recipe",
-        type=Words(partial(_complete, "generator.ladders.recipes")),
+        type=WordList(partial(_complete, "generator.ladders.recipes")),
         metavar="GLOBS",
         help="Published kernels, s3,s1/3.1; `hgemm ladder` lists them. Other options override theirs.",
     ),

@@ -56,10 +56,12 @@ class Symbol(click.ParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from generator.store.library import Library
-        from generator.store.query import Selection, select_rows
+        from generator.store.query import KernelFilter, select_rows
 
         folder = ctx.params.get("library")
-        rows = select_rows(Library(folder), Selection(kernels=f"{incomplete}*")) if folder and folder.is_dir() else []
+        rows = (
+            select_rows(Library(folder), KernelFilter(kernels=f"{incomplete}*")) if folder and folder.is_dir() else []
+        )
         return [CompletionItem(str(row["symbol"])) for row in rows]
 
 
@@ -125,7 +127,7 @@ def kind_from(layout: str, dtype: str, acc: str, out: str, bias: str, activation
 # ==== The options of a spec for click ====
 
 
-class Words(click.ParamType):
+class WordList(click.ParamType):
     """Words separated by commas, which the spec parses. `complete` returns the words that begin so, for a shell."""
 
     name = "words"
@@ -192,7 +194,7 @@ _OLD_FLAGS = {"out": ("--dtype-d",), **{new: (f"--{old}",) for old, new in RENAM
 
 
 def _click_option(option: SpecOption) -> Callable[[AnyFunction], AnyFunction]:
-    words = Words(lambda begun: (word for word in option.words if word.startswith(begun)))
+    words = WordList(lambda begun: (word for word in option.words if word.startswith(begun)))
     old = _OLD_FLAGS.get(option.name, ())
     settings = {"type": words, "metavar": option.metavar, "help": option.help}
     return list_option(option.flag, option.name, cls=RenamedOption, old=old, **settings)

@@ -23,7 +23,7 @@ import click
 from generator.store.files import failures_of
 from generator.store.index import Measurement
 from generator.store.library import Library
-from generator.store.query import Selection, left_out
+from generator.store.query import KernelFilter, left_out
 from generator.tables import cell, counted
 from hgemm.epilogue import NONE, parse_epilogue
 from hgemm.library import StoredKernel, reject_file
@@ -46,7 +46,7 @@ _NO_WORK = ("cached", "present")
 # ==== Progress ====
 
 
-class _Pace:
+class _BuildRate:
     """The rate of built kernels, and the time left. Kernels that exist already arrive first and are not counted.
 
     If the number of workers is known, the rate comes from the seconds of each build. Otherwise it comes from the clock.
@@ -96,9 +96,9 @@ def progress(total: int, quiet: bool, workers: int = 0) -> Iterator[OnOutcome]:
 
     def summarize(done: str) -> None:
         by_status = ", ".join(f"{count} {status}" for status, count in counts.items())
-        click.echo(f"{done} in {time.perf_counter() - start:.1f} s: {by_status or 'none filed'}", err=True)
+        click.echo(f"{done} in {time.perf_counter() - start:.1f} s: {by_status or 'none stored'}", err=True)
 
-    pace = _Pace(total, workers)
+    pace = _BuildRate(total, workers)
     try:
         with _live(console, total, pace) if console else _plain(total, pace) as show:
             yield on_outcome
@@ -110,7 +110,7 @@ def progress(total: int, quiet: bool, workers: int = 0) -> Iterator[OnOutcome]:
 
 
 @contextmanager
-def _plain(total: int, pace: _Pace) -> Iterator[OnOutcome]:
+def _plain(total: int, pace: _BuildRate) -> Iterator[OnOutcome]:
     """Print a line for each outcome, and a heartbeat during long builds."""
     width, done, came = len(str(total)), 0, threading.Event()
 
@@ -155,7 +155,7 @@ def _terminal() -> Console | None:
 
 
 @contextmanager
-def _live(console: Console, total: int, pace: _Pace) -> Iterator[OnOutcome]:
+def _live(console: Console, total: int, pace: _BuildRate) -> Iterator[OnOutcome]:
     with _bar(console, total) as update:
         yield lambda outcome: update(advance=1, pace=pace.after(outcome))
 
@@ -199,7 +199,7 @@ def _bar(console: Console, total: int) -> Iterator[Callable[..., None]]:
 # ==== Notes ====
 
 
-def note_left_out(library: Library, selection: Selection, names: Collection[str] = ()) -> None:
+def note_left_out(library: Library, selection: KernelFilter, names: Collection[str] = ()) -> None:
     """Note on stderr the kernels that --arch leaves out although they run on its GPUs: those of sm_90a, for sm_90."""
     for arch, count in left_out(library, names, selection).items():
         both = f"{selection.arch},{arch.removeprefix('sm_')}"
@@ -215,7 +215,7 @@ _PLANNED = ("bank_conflicts", "mma_per_k_tile", "mma_between_stores")
 """Fields of a record's `proof` that are planned, and checked against the machine code. They need no run of the kernel."""
 
 
-def card(stored: StoredKernel, measurements: list[Measurement]) -> str:
+def record_text(stored: StoredKernel, measurements: list[Measurement]) -> str:
     """Return a record as text, section by section, with the fastest measurement of each problem."""
     data = stored.record.data
     launch, traits = data["launch"], data["traits"]

@@ -19,7 +19,7 @@ from generator.build.workers import cores
 from generator.cli.options import json_option
 from generator.cli.output import OnOutcome, progress
 from generator.errors import HgemmError, RequestError
-from generator.pack.kernels import DEFAULT_DTYPE, MAX_LOSS, Choice, Pack, choosers_of, dtypes_of, pack
+from generator.pack.kernels import DEFAULT_DTYPE, MAX_LOSS, Pack, PackedKernels, choosers_of, dtypes_of, pack
 from generator.pack.models import MODELS, Layer, Model, distinct, model_of_sizes, read_model
 from generator.spec import symbol_of
 from generator.store.files import reject_export
@@ -142,7 +142,7 @@ def pack_command(
     workers = jobs or cores()
 
     @contextmanager
-    def started(choices: Sequence[Choice], count: int) -> Iterator[OnOutcome]:
+    def started(choices: Sequence[PackedKernels], count: int) -> Iterator[OnOutcome]:
         if not quiet:
             for choice in choices:
                 click.echo(f"hgemm: {_chosen(choice)}, in {time.perf_counter() - began:.1f} s", err=True)
@@ -212,7 +212,7 @@ def _note(model: Model, archs: Sequence[str], dtype: str) -> None:
             click.echo(f"hgemm: {arch}a, for the same GPUs, has wgmma: --arch {arch}a is faster", err=True)
 
 
-def _chosen(choice: Choice) -> str:
+def _chosen(choice: PackedKernels) -> str:
     count = len(choice.plans)
     losses = f"{100 * choice.mean_loss:.1f} % in the mean, {100 * choice.worst_loss:.1f} % at worst"
     return f"chose {count} of {choice.candidates} kernels for {choice.arch}: predicted loss {losses}"
@@ -221,7 +221,7 @@ def _chosen(choice: Choice) -> str:
 # ==== The answer ====
 
 
-def _layer_table(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
+def _layer_table(layers: Sequence[Layer], choices: Sequence[PackedKernels]) -> str:
     """Return a table of the layers, with the number of kernels that each uses on each architecture.
 
     A layer that an activation follows has two rows: one counts the kernels without it, the other those with it.
@@ -254,7 +254,7 @@ def _layer_table(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
     return to_text(rows, ["layer", "n", "k", "layout", "bias", "activation", *columns.values()])
 
 
-def _plan(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
+def _plan(layers: Sequence[Layer], choices: Sequence[PackedKernels]) -> str:
     """Return the tables of a dry run: the layers, and the rows of each layer that each kernel serves."""
     parts = [_layer_table(layers, choices)]
     for choice in choices:
@@ -274,7 +274,7 @@ def _plan(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
 
 
 def _document(
-    model: Model, dtypes: Sequence[str], layers: Sequence[Layer], choices: Sequence[Choice]
+    model: Model, dtypes: Sequence[str], layers: Sequence[Layer], choices: Sequence[PackedKernels]
 ) -> dict[str, Any]:
     return {
         "model": model.name,

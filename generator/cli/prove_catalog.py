@@ -21,10 +21,10 @@ from generator.device_check import outcome_line, outcome_summary
 from generator.errors import HgemmError
 from generator.ladders.ladder import ENTRY_HEADER, ladder_on
 from generator.ladders.recipes import ladder_names, load_ladder
-from generator.proof.jobs import Text, host_toolchain, prove_texts
+from generator.proof.jobs import ProofSource, host_toolchain, prove_texts
 
 
-def chosen(texts: Sequence[Text], sample: int, seed: str, changed: Iterable[str]) -> list[Text]:
+def chosen(texts: Sequence[ProofSource], sample: int, seed: str, changed: Iterable[str]) -> list[ProofSource]:
     """Return the changed kernels, and `sample` others chosen by `seed`."""
     changed = {*changed}
     others = [text for text in texts if text.symbol not in changed]
@@ -43,7 +43,7 @@ def changed_since(commit: str, lock: Path) -> set[str]:
     return {symbol for symbol, hashes in now.items() if before.get(symbol) != hashes}
 
 
-def prove(texts: Sequence[Text], jobs: int, twins: bool = True) -> bool:
+def prove(texts: Sequence[ProofSource], jobs: int, twins: bool = True) -> bool:
     """Prove kernels, print a line for each, and return whether all passed. With `twins`, those of two types share cases."""
     outcomes = []
     for outcome in prove_texts(texts, host_toolchain(), jobs, twins=twins):
@@ -53,7 +53,7 @@ def prove(texts: Sequence[Text], jobs: int, twins: bool = True) -> bool:
     return not any(outcome.failed for outcome in outcomes)
 
 
-def recipe_texts() -> list[Text]:
+def recipe_texts() -> list[ProofSource]:
     """Return every recipe for its published architecture, including baseline kernels."""
     ladders = [
         ladder_on(published_ladder, published_ladder.arch) for published_ladder in map(load_ladder, ladder_names())
@@ -61,8 +61,8 @@ def recipe_texts() -> list[Text]:
     templates = templates_folder()
     plans = dict.fromkeys(plan for ladder in ladders for plan in ladder.plans)
     baselines = [kernel for ladder in ladders for kernel in ladder.baseline_kernels]
-    ours = [Text.of(emit(plan, templates)) for plan in plans]
-    return ours + [Text(kernel.kernel, ENTRY_HEADER, kernel.planned()) for kernel in baselines]
+    ours = [ProofSource.of(emit(plan, templates)) for plan in plans]
+    return ours + [ProofSource(kernel.kernel, ENTRY_HEADER, kernel.planned()) for kernel in baselines]
 
 
 def main() -> int:
@@ -81,7 +81,7 @@ def main() -> int:
     )
     parser.add_argument("-j", "--jobs", type=int, default=cores(), metavar="N")
     args = parser.parse_args()
-    texts = recipe_texts() if args.recipes else [*map(Text.of, catalog_kernels())]
+    texts = recipe_texts() if args.recipes else [*map(ProofSource.of, catalog_kernels())]
     if args.sample:
         changed = changed_since(args.since, args.folder / LOCK) if args.since else set()
         texts = chosen(texts, args.sample, args.seed, changed)

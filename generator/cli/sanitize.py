@@ -21,7 +21,7 @@ from generator.sanitize.check import (
     DEFAULT_SCHEDULES,
     KINDS,
     TIMEOUT_S,
-    Check,
+    SanitizerCheck,
     cost_lines,
     finding_lines,
     junit_suite,
@@ -103,7 +103,7 @@ def sanitize_command(ctx: click.Context, **options) -> None:
     if options["kernel"]:
         raise RequestError("--kernel is for --init; otherwise write `kernel = NAME` in the launch file")
     require_writable(options["junit"], "--junit")
-    check = Check(
+    check = SanitizerCheck(
         ptx=path,
         launch=launch,
         toolchain=host_toolchain(),

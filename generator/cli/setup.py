@@ -10,7 +10,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from generator.cli.options import json_option, library_option
-from generator.doctor import FAIL, Check, examine
+from generator.doctor import FAIL, SetupCheck, examine
 
 # ==== doctor ====
 
@@ -38,7 +38,7 @@ def doctor_command(ctx: click.Context, library: Path, as_json: bool) -> None:
     ctx.exit(int(any(check.state == FAIL for check in checks)))
 
 
-def _check_line(check: Check) -> str:
+def _check_line(check: SetupCheck) -> str:
     return f"{check.state:<5} {check.name:<21} {check.found}" + (f": {check.fix}" if check.fix else "")
 
 

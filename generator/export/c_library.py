@@ -17,7 +17,7 @@ from generator import __version__
 from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.blas import blas_files, build_blas
-from generator.export.c_sources import Images, epilogues_of, pack, table_c, table_h, with_enums
+from generator.export.c_sources import Images, epilogues_of, images_of, table_c, table_h, with_enums
 from generator.store.files import (
     EXPORT_FORMAT,
     EXPORT_MANIFEST,
@@ -257,7 +257,7 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
         require_planned(library.records[symbol], library.folder / symbol)
     records = [library.records[symbol].data for symbol in options.symbols]
     table = DispatchTable.of(records, read_sessions(library.folder))
-    images = pack(library, (row.symbol for row in table.rows), options.compressed)
+    images = images_of(library, (row.symbol for row in table.rows), options.compressed)
     traits = {record["symbol"]: LaunchTraits.of(record) for record in records}
     hashed = hashlib.sha256(images.blob)
     hashed.update(json.dumps(table.to_dict(), sort_keys=True).encode())

@@ -45,7 +45,7 @@ Source: 30 kernels of the catalog for sm_90a, nvFatbin 13.0.
 
 
 @dataclass(frozen=True)
-class Code:
+class ImagePlace:
     """The position of a kernel's code in images.bin, and its CRC-32."""
 
     offset: int
@@ -61,18 +61,18 @@ class Images:
     """
 
     blob: bytes | bytearray
-    cubins: dict[str, Code]
-    ptx: dict[str, Code]
+    cubins: dict[str, ImagePlace]
+    ptx: dict[str, ImagePlace]
 
 
-def pack(library: Library, symbols: Iterable[str], compressed: bool = True) -> Images:
+def images_of(library: Library, symbols: Iterable[str], compressed: bool = True) -> Images:
     """Read the code of kernels, check its hashes, and pack it in the given order.
 
     Raises: LibraryError if a kernel's files are damaged, HgemmError if nvFatbin is missing.
     """
     blob = bytearray()
-    cubins: dict[str, Code] = {}
-    ptx: dict[str, Code] = {}
+    cubins: dict[str, ImagePlace] = {}
+    ptx: dict[str, ImagePlace] = {}
     names = [*symbols]
     mode = "size" if len(names) <= _SMALL_EXPORT else "balance"
     for symbol in names:
@@ -87,10 +87,10 @@ def pack(library: Library, symbols: Iterable[str], compressed: bool = True) -> I
     return Images(blob, cubins, ptx)
 
 
-def _append(blob: bytearray, code: bytes) -> Code:
+def _append(blob: bytearray, code: bytes) -> ImagePlace:
     blob.extend(bytes(-len(blob) % ALIGN_BYTES))
     blob.extend(code)
-    return Code(len(blob) - len(code), len(code), zlib.crc32(code))
+    return ImagePlace(len(blob) - len(code), len(code), zlib.crc32(code))
 
 
 def fat_binary(name: str, cubins: Mapping[str, bytes], ptx: Mapping[str, bytes], mode: str = "size") -> bytes:
@@ -372,7 +372,7 @@ def _map_rule(rule: TensorMapRule | None) -> str:
     return f"{{{{{', '.join(map(str, rule.box))}}}, {rule.swizzle_bytes}}}" if rule else "{{0}, 0}"
 
 
-def _code(code: Code) -> str:
+def _code(code: ImagePlace) -> str:
     return f"{{{code.offset}, {code.size}, 0x{code.crc32:08x}}}"
 
 

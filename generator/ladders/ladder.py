@@ -9,7 +9,7 @@ from typing import Any
 
 from generator.arch import ARCHS
 from generator.build.compile import compile_kernel
-from generator.build.emit import Kernel
+from generator.build.emit import EmittedKernel
 from generator.build.inspect import parse_ptxas_log
 from generator.build.toolchain import headers, templates_folder
 from generator.errors import RequestError
@@ -46,8 +46,8 @@ class BaselineKernel:
         return (FOLDER / self.hand_written.source).read_text(encoding="utf-8")
 
     @property
-    def kernel(self) -> Kernel:
-        return Kernel(self.like, self.symbol, "", self.source)
+    def kernel(self) -> EmittedKernel:
+        return EmittedKernel(self.like, self.symbol, "", self.source)
 
     def planned(self) -> dict[str, Any]:
         """Return the sections of a record that a launch and a proof read."""

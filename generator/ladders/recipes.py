@@ -16,7 +16,7 @@ from typing import Any
 from generator.arch import parse_arch
 from generator.errors import RequestError, closest_words
 from generator.spec import Texts, Tile
-from generator.sweep import over, read_toml, texts_in
+from generator.sweep import overridden, read_toml, texts_in
 from hgemm.cases import Shape
 from hgemm.errors import deprecated
 
@@ -87,7 +87,7 @@ class Step:
 
     def texts_on(self, arch: str) -> Texts:
         """Return all options of the step's spec for an architecture."""
-        return over(self.texts, {**self.tuned.get(arch, {}), "arch": arch})
+        return overridden(self.texts, {**self.tuned.get(arch, {}), "arch": arch})
 
     def note_on(self, arch: str) -> str:
         """Return the note, and the options tuned for an architecture."""
@@ -163,7 +163,7 @@ def _steps(document: Mapping[str, Any], path: Path) -> Iterator[Step]:
         own = {name: table[name] for name in table if name in {**_STEP_FIELDS, **_STEP_EXTRAS}}
         _check(own, {**_STEP_FIELDS, **_STEP_EXTRAS}, _STEP_FIELDS, place)
         changed = texts_in({name: value for name, value in table.items() if name not in own}, path)
-        texts = over(texts, changed)
+        texts = overridden(texts, changed)
         yield Step(
             ladder=path.stem,
             name=own["name"],

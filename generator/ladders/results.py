@@ -76,7 +76,7 @@ def read(path: Path, names: Sequence[str] = ()) -> dict[str, Any]:
         _DOCUMENT(document, "")
     except Mismatch as error:
         raise LibraryError(f"{path} holds no ladders: {error}: name a file that `hgemm ladder --keep` wrote") from None
-    systems = chosen([ladder["system"] for ladder in document["ladders"]], names or ["*"])
+    systems = names_matching([ladder["system"] for ladder in document["ladders"]], names or ["*"])
     ladders = [_whole(ladder) for ladder in document["ladders"] if ladder["system"] in systems]
     return {**_DOCUMENT_DEFAULTS, **document, "ladders": ladders}
 
@@ -85,7 +85,7 @@ def _whole(ladder: Mapping[str, Any]) -> dict[str, Any]:
     return {**_LADDER_DEFAULTS, **ladder, "steps": [{**_STEP_DEFAULTS, **step} for step in ladder["steps"]]}
 
 
-def chosen(known: Sequence[str], patterns: Sequence[str]) -> list[str]:
+def names_matching(known: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Return the names that globs match. Raises: RequestError if a glob matches none."""
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
@@ -237,12 +237,12 @@ def _slower(ladder: Found, found: Sequence[Row]) -> str:
     slower = [
         str(row["step"])
         for row, step in zip(found, ladder["steps"])
-        if (row["x_before"] or 1.0) < SLOWER_BELOW and not falls(step)
+        if (row["x_before"] or 1.0) < SLOWER_BELOW and not is_slower_step(step)
     ]
     return f"; slower than the step before, unlike published: {', '.join(slower)}" if slower else ""
 
 
-def falls(step: Found) -> bool:
+def is_slower_step(step: Found) -> bool:
     """Tell whether the published step was slower than the step before it."""
     return step["fell"] or (step["published"]["over_before"] or 1.0) < 1.0
 

@@ -97,7 +97,7 @@ def _archs(arch: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Problem:
+class PackProblem:
     """One layer with some rows, as one kind of product, with or without a workspace."""
 
     layer: Layer
@@ -105,7 +105,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Range:
+class RowRange:
     """The rows of a layer, from `first` to `last`, that one kernel of a pack serves."""
 
     layer: str
@@ -116,7 +116,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PackedKernels:
     """The kernels of a pack on one architecture.
 
     Fields: `candidates` counts the kernels that were compared. `mean_loss` and `worst_loss` are the predicted time of the pack
@@ -125,13 +125,13 @@ class Choice:
 
     arch: str
     plans: tuple[Plan, ...]
-    ranges: tuple[Range, ...]
+    ranges: tuple[RowRange, ...]
     candidates: int
     mean_loss: float
     worst_loss: float
 
 
-class Chooser:
+class PackChooser:
     """Chooses the kernels of a pack for layers of one type on one architecture. Each kind is estimated once."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Chooser:
         if dtype != "f16" and not ARCHS[arch].has_bf16:
             raise RequestError(f"{arch} multiplies f16 only: use --dtype f16, or another --arch")
         self.problems = [
-            Problem(layer, SelectionQuery.dense(kind, (m, layer.n, layer.k, 1), workspace))
+            PackProblem(layer, SelectionQuery.dense(kind, (m, layer.n, layer.k, 1), workspace))
             for layer in layers
             for kind in layer.kinds(dtype)
             for m in self.rows
@@ -241,7 +241,7 @@ class Chooser:
 
     def choose(
         self, max_loss: float = MAX_LOSS, without: Collection[str] = (), present: Collection[str] = ()
-    ) -> Choice:
+    ) -> PackedKernels:
         """Return a small set of candidates whose predicted loss is at most `max_loss` for every problem.
 
         `without` names kernels that could not be built. Candidates that need as many registers are not chosen either.
@@ -263,9 +263,9 @@ class Chooser:
         best = losses[:, chosen].min(axis=1)
         plans = tuple(self.candidates[place].plan for place in chosen)
         ranges = tuple(self._ranges(times, chosen))
-        return Choice(self.arch, plans, ranges, len(self.candidates), float(best.mean()), float(best.max()))
+        return PackedKernels(self.arch, plans, ranges, len(self.candidates), float(best.mean()), float(best.max()))
 
-    def _ranges(self, times: np.ndarray, chosen: list[int]) -> Iterator[Range]:
+    def _ranges(self, times: np.ndarray, chosen: list[int]) -> Iterator[RowRange]:
         """Yield, for each layer and kind, the rows that each kernel serves in calls without a workspace."""
         served = np.array(chosen)[times[:, chosen].argmin(axis=1)]
         starts: dict[tuple[Layer, Kind], list[tuple[int, str]]] = {}
@@ -278,7 +278,7 @@ class Chooser:
         for (layer, kind), begun in starts.items():
             ends = [first - 1 for first, _ in begun[1:]] + [self.rows[-1]]
             for (first, symbol), last in zip(begun, ends, strict=True):
-                yield Range(layer.name, kind, first, last, symbol)
+                yield RowRange(layer.name, kind, first, last, symbol)
 
 
 _REGISTER_FIELDS = ("arch", "cta_tile", "mma", "swap_ab", "cooperation", "consumers", "copy", "dtype_d", "ctas_per_sm")
@@ -328,7 +328,7 @@ class Pack:
     """
 
     folder: Path
-    choices: tuple[Choice, ...]
+    choices: tuple[PackedKernels, ...]
     symbols: tuple[str, ...]
     dropped: Mapping[str, str]
     bytes: int
@@ -336,11 +336,11 @@ class Pack:
 
 
 def pack(
-    choosers: Sequence[Chooser],
+    choosers: Sequence[PackChooser],
     settings: Settings,
     max_loss: float = MAX_LOSS,
     processes: int = 0,
-    started: Callable[[Sequence[Choice], int], AbstractContextManager[Callable[[Outcome], None]]] | None = None,
+    started: Callable[[Sequence[PackedKernels], int], AbstractContextManager[Callable[[Outcome], None]]] | None = None,
 ) -> Pack:
     """Build the kernels of a pack into a library. A kernel that does not build is replaced by the next best one.
 
@@ -376,10 +376,10 @@ def choosers_of(
     dtypes: Sequence[str],
     invariant: bool = False,
     rows: tuple[int, int] = ROWS,
-) -> list[Chooser]:
+) -> list[PackChooser]:
     """Return a chooser for each architecture and type. Raises: RequestError if one has no kernel for a layer."""
     layers = distinct(model.layers)
-    return [Chooser(layers, dtype, arch, rows, invariant) for arch in archs for dtype in dtypes]
+    return [PackChooser(layers, dtype, arch, rows, invariant) for arch in archs for dtype in dtypes]
 
 
 def pack_model(

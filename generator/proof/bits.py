@@ -23,7 +23,7 @@ from hgemm.dtypes import DTYPES, encode, representable
 from hgemm.epilogue_reference import Interval, evaluate
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LaunchOptions
-from hgemm.reference import Operands
+from hgemm.reference import OperandValues
 from hgemm.verification import CheckOptions, Trial
 
 # ==== The order that a record states ====
@@ -44,7 +44,7 @@ _PADDING = -1
 
 
 @dataclass(frozen=True)
-class Order:
+class SumOrder:
     """An order of accumulation.
 
     Fields: `step` is how many products are added at once, with `fraction_bits` bits below the largest. Sums are f16 numbers with
@@ -63,7 +63,7 @@ class Order:
     part_k: int
 
     @classmethod
-    def parse(cls, text: str, arch: int) -> Order | None:
+    def parse(cls, text: str, arch: int) -> SumOrder | None:
         """Return the order that a record's text states on an architecture, or None if the grid decides it, as in stream-K."""
         found = _TEXT.fullmatch(text)
         if not found:
@@ -119,10 +119,10 @@ class Order:
         return np.concatenate([indices, np.full(-len(indices) % 16, _PADDING)])
 
 
-def require_order(record: Mapping[str, Any], arch: int) -> Order | None:
+def require_order(record: Mapping[str, Any], arch: int) -> SumOrder | None:
     """Return the order of a record on an architecture, None if it has none or the grid decides it. Raises ProofError if unknown."""
     text = record.get("accumulation_order", {}).get("text", "")
-    found = Order.parse(text, arch)
+    found = SumOrder.parse(text, arch)
     if text and not found and "; parts of " not in text:
         raise ProofError(f"the order of accumulation {text!r} is unknown to this version: generate the kernel again")
     return found
@@ -130,7 +130,7 @@ def require_order(record: Mapping[str, Any], arch: int) -> Order | None:
 
 # ==== Prediction ====
 
-Adder = Callable[[Order, np.ndarray, np.ndarray], np.ndarray]
+Adder = Callable[[SumOrder, np.ndarray, np.ndarray], np.ndarray]
 """Adds the products of a (m, k) and b (k, n) in order of k, in one accumulator."""
 
 
@@ -147,7 +147,7 @@ def adder(library: Path) -> Adder:
     ]
     function.restype = None
 
-    def add(order: Order, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def add(order: SumOrder, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         d = np.zeros((len(a), b.shape[1]), np.float32)
         least = 2.0**-14 if order.dtype == "f16" else 2.0**-126
         sizes = (len(a), b.shape[1], b.shape[0], order.step, order.fraction_bits)
@@ -157,7 +157,7 @@ def adder(library: Path) -> Adder:
     return add
 
 
-def sums_of(order: Order, a: np.ndarray, b: np.ndarray, add: Adder) -> np.ndarray:
+def sums_of(order: SumOrder, a: np.ndarray, b: np.ndarray, add: Adder) -> np.ndarray:
     """Return the sums that alpha multiplies, in f32. Shapes: a (m, k), b (k, n), f32 numbers of the operands' types."""
     k = a.shape[1]
     a_padded = np.concatenate([a, np.zeros((len(a), 1), np.float32)], axis=1)
@@ -210,7 +210,9 @@ def bits_of(values: np.ndarray) -> np.ndarray:
     return np.where((words & nan) > exponent, np.array(nan, words.dtype), words)
 
 
-def predicted(order: Order, traits: LaunchTraits, operands: Operands, add: Adder, splits: int = 1) -> Prediction:
+def predicted(
+    order: SumOrder, traits: LaunchTraits, operands: OperandValues, add: Adder, splits: int = 1
+) -> Prediction:
     """Return the bits of D. alpha and beta must be powers of two, so that the epilogue rounds once for each addend."""
     if traits.decides_splits and splits > 1:
         order = replace(order, parts=splits, part_k=traits.tile_k)
@@ -238,7 +240,7 @@ def predicted(order: Order, traits: LaunchTraits, operands: Operands, add: Adder
         return Prediction(bits_of(_stored(x, traits.dtype_d)), known)
 
 
-def _of_expression(traits: LaunchTraits, operands: Operands, sums: np.ndarray) -> Prediction:
+def _of_expression(traits: LaunchTraits, operands: OperandValues, sums: np.ndarray) -> Prediction:
     """Return the bits of D where all results that the device's code may have round to the same number."""
     scalars = {"alpha": np.float32(operands.alpha), "beta": np.float32(operands.beta)}
     found = evaluate(traits.epilogue, Interval.around(sums.astype(np.float64)), {**scalars, **operands.inputs})
@@ -295,7 +297,7 @@ class OrderTrial(Trial):
             a[:, [_NAN_ROW, -2], 0] = np.nan
         self.operands = replace(self.operands, a=a, b=b)
 
-    def complaint(self, order: Order, add: Adder) -> tuple[str, int]:
+    def complaint(self, order: SumOrder, add: Adder) -> tuple[str, int]:
         """Launch once. Return what is wrong, or "", and how many elements equal their prediction."""
         self.prepare()
         found, complaint = self.launch(self.problem())

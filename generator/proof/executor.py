@@ -61,7 +61,7 @@ class _Region(ctypes.Structure):
     ]
 
 
-class TensorMap(ctypes.Structure):
+class EmulatedTensorMap(ctypes.Structure):
     """struct hgemm_tensor_map, the executor's version of CUtensorMap."""
 
     _fields_ = [

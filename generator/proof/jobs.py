@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from generator.build.compile import ptx_of
-from generator.build.emit import Kernel, emit
+from generator.build.emit import EmittedKernel, emit
 from generator.build.fresh import refusal
 from generator.build.pipeline import planned
 from generator.build.toolchain import headers, templates_folder
@@ -259,10 +259,10 @@ def check_here(request: ProofRequest) -> CheckOutcome:
 
 
 @dataclass(frozen=True)
-class Text:
+class ProofSource:
     """An emitted kernel to prove: its source, its first header, and the sections of its record that precede compilation."""
 
-    kernel: Kernel
+    kernel: EmittedKernel
     entry_header: str
     record: Mapping[str, Any]
 
@@ -271,7 +271,7 @@ class Text:
         return self.kernel.symbol
 
     @classmethod
-    def of(cls, kernel: Kernel) -> Text:
+    def of(cls, kernel: EmittedKernel) -> ProofSource:
         """Return the text of a kernel of ours."""
         record = {**planned(kernel), "proof": {"mma_per_k_tile": kernel.plan.mma_per_k_tile}}
         return cls(kernel, kernel.entry_header, record)
@@ -282,7 +282,7 @@ class Text:
 
 
 def prove_texts(
-    texts: Sequence[Text],
+    texts: Sequence[ProofSource],
     host_toolchain: HostToolchain,
     jobs: int,
     seed: int = 0,
@@ -305,7 +305,7 @@ def prove_texts(
             pool.shutdown(cancel_futures=True)
             raise
         compiled = list(compiling)
-        groups: dict[str, dict[str, tuple[Text, bytes | str]]] = {}
+        groups: dict[str, dict[str, tuple[ProofSource, bytes | str]]] = {}
         for text, one in zip(texts, compiled):
             group = one.twin_key if twins and one.twin_key else one.run_key
             groups.setdefault(group, {}).setdefault(one.run_key, (text, one.ptx))
@@ -340,7 +340,7 @@ class _Compiled:
     twin_key: str = ""
 
 
-def _compiled(text: Text, templates: Path) -> _Compiled:
+def _compiled(text: ProofSource, templates: Path) -> _Compiled:
     try:
         ptx = text.ptx(templates)
     except HgemmError as error:
@@ -348,7 +348,7 @@ def _compiled(text: Text, templates: Path) -> _Compiled:
     return _Compiled(ptx, _run_key(text, ptx), twin_key(text.symbol, ptx.decode(), text.record))
 
 
-def _run_key(text: Text, ptx: bytes) -> str:
+def _run_key(text: ProofSource, ptx: bytes) -> str:
     """Return what a run depends on: the PTX but for its name and target, the launch, and the arithmetic of the architecture."""
     body = TARGET.sub("", ptx.decode().replace(text.symbol, "")).encode()
     sections = {name: dict(text.record[name], arch="") for name in ("spec", "traits")}
@@ -358,7 +358,7 @@ def _run_key(text: Text, ptx: bytes) -> str:
 
 
 def _prove_twins(
-    kernels: Sequence[tuple[Text, bytes | str]], host_toolchain: HostToolchain, seed: int, timeout_s: float
+    kernels: Sequence[tuple[ProofSource, bytes | str]], host_toolchain: HostToolchain, seed: int, timeout_s: float
 ) -> list[CheckOutcome]:
     """Prove the first of several twins. If it passes, the others run the cases of numbers only; if not, they run all cases."""
     prove = partial(_prove_text, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
@@ -372,12 +372,12 @@ def _prove_twins(
 
 
 def _prove_text(
-    text: Text,
+    text: ProofSource,
     ptx: bytes | str,
     host_toolchain: HostToolchain,
     seed: int,
     timeout_s: float,
-    twins: Sequence[tuple[Text, bytes | str]] = (),
+    twins: Sequence[tuple[ProofSource, bytes | str]] = (),
 ) -> CheckOutcome:
     if isinstance(ptx, str):
         return CheckOutcome(text.symbol, error=ptx)
@@ -388,7 +388,7 @@ def _prove_text(
     return _located(outcome, text, ptx, host_toolchain)
 
 
-def _located(outcome: CheckOutcome, text: Text, ptx: bytes, host_toolchain: HostToolchain) -> CheckOutcome:
+def _located(outcome: CheckOutcome, text: ProofSource, ptx: bytes, host_toolchain: HostToolchain) -> CheckOutcome:
     return located(outcome, ptx, text.record, host_toolchain.templates) if outcome.failed else outcome
 
 

@@ -246,11 +246,11 @@ def host_maps(traits: LaunchTraits, problem: Problem) -> bytes:
     )
 
 
-def _host_map(rule, matrix: Matrix) -> abi.TensorMap:
+def _host_map(rule, matrix: Matrix) -> abi.EmulatedTensorMap:
     extents, strides = geometry(matrix)
     if rule.swizzle_bytes not in _SWIZZLES:
         raise DeviceError(f"a tensor map cannot have a swizzle of {rule.swizzle_bytes} B: use 0, 32, 64 or 128")
-    return abi.TensorMap(
+    return abi.EmulatedTensorMap(
         base=matrix.pointer,
         extent=extents,
         stride_bytes=strides,

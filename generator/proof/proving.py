@@ -26,7 +26,7 @@ from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.cases import Case, Shape, cases_of
 from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verification import UNBOUNDED, Check, CheckOptions, Trial, verify
+from hgemm.verification import UNBOUNDED, CheckOptions, CheckResult, Trial, verify
 
 _PLACEMENT_WARP = 32
 
@@ -310,7 +310,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class EmulatedCheck(Check):
+class EmulatedCheck(CheckResult):
     """A check with the findings of the executor. `numbers_passed` tells whether the results alone are correct."""
 
     numbers_passed: bool = True

@@ -33,7 +33,7 @@ Emit = Callable[[re.Match, Instruction, Writer], Statements]
 
 
 @dataclass(frozen=True)
-class Row:
+class InstructionRow:
     """The semantics of a group of instructions.
 
     Fields: `memory` says which state spaces are read or written; `ordering` says what the instruction orders, as the executor
@@ -50,7 +50,7 @@ class Row:
 
 
 @cache
-def row_of(opcode: str) -> tuple[Row, re.Match]:
+def row_of(opcode: str) -> tuple[InstructionRow, re.Match]:
     """Return the row of an opcode. Raises: PtxError if there is none."""
     name = opcode.partition(".")[0]
     for row, pattern in _compiled().get(name, ()):
@@ -61,8 +61,8 @@ def row_of(opcode: str) -> tuple[Row, re.Match]:
 
 
 @cache
-def _compiled() -> dict[str, list[tuple[Row, re.Pattern]]]:
-    found: dict[str, list[tuple[Row, re.Pattern]]] = {}
+def _compiled() -> dict[str, list[tuple[InstructionRow, re.Pattern]]]:
+    found: dict[str, list[tuple[InstructionRow, re.Pattern]]] = {}
     for row in TABLE:
         for name in re.match(r"\(\?(?::|P<name>)([\w|]+)\)|(\w+)", row.pattern).expand(r"\1\2").split("|"):
             found.setdefault(name, []).append((row, re.compile(row.pattern)))
@@ -86,7 +86,7 @@ _DIRECTIONS = {"rz": "FE_TOWARDZERO", "rm": "FE_DOWNWARD", "rp": "FE_UPWARD"}
 _PLACE = re.compile(r"\{([abcde])(?::(\w+))?\}")
 
 
-def _expression(row: Row, match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+def _expression(row: InstructionRow, match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
     groups = match.groupdict()
     kind = groups["t"]
     line, operands = instruction.line, instruction.operands
@@ -731,121 +731,125 @@ _MATRIX = "Warp Level Matrix Multiply-Accumulate Instructions"
 _WGMMA = "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions"
 _MISC = "Miscellaneous Instructions"
 
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[InstructionRow, ...] = (
     # ---- Integers ----
-    Row(rf"add\.{_INTEGERS}", "{a} + {b}", _ARITHMETIC),
-    Row(rf"sub\.{_INTEGERS}", "{a} - {b}", _ARITHMETIC),
-    Row(rf"mul\.lo\.{_INTEGERS}", "{a} * {b}", _ARITHMETIC),
-    Row(r"mul\.hi\.(?P<t>s32)", "ptx::mul_hi<int64_t>({a}, {b})", _ARITHMETIC),
-    Row(r"mul\.hi\.(?P<t>u32)", "ptx::mul_hi<uint64_t>({a}, {b})", _ARITHMETIC),
-    Row(r"mul\.hi\.(?P<t>s64)", "ptx::mul_hi<__int128>({a}, {b})", _ARITHMETIC),
-    Row(r"mul\.hi\.(?P<t>u64)", "ptx::mul_hi<unsigned __int128>({a}, {b})", _ARITHMETIC),
-    Row(r"mul\.wide\.(?P<t>[su](?:16|32))", _wide("mul"), _ARITHMETIC),
-    Row(rf"mad\.lo\.{_INTEGERS}", "{a} * {b} + {c}", _ARITHMETIC),
-    Row(r"mad\.wide\.(?P<t>[su](?:16|32))", _wide("mad"), _ARITHMETIC),
-    Row(rf"div\.{_INTEGERS}", "ptx::div<{T}>({a}, {b})", _ARITHMETIC),
-    Row(rf"rem\.{_INTEGERS}", "ptx::rem<{T}>({a}, {b})", _ARITHMETIC),
-    Row(rf"min\.{_INTEGERS}", "{a} < {b} ? {a} : {b}", _ARITHMETIC),
-    Row(rf"max\.{_INTEGERS}", "{a} > {b} ? {a} : {b}", _ARITHMETIC),
-    Row(r"neg\.(?P<t>s(?:16|32|64))", "-{a}", _ARITHMETIC),
-    Row(r"abs\.(?P<t>s(?:16|32|64))", "{a} < 0 ? -{a} : {a}", _ARITHMETIC),
-    Row(r"bfi\.(?P<t>b32|b64)", "ptx::bfi({a}, {b}, {c:u32}, {d:u32})", _ARITHMETIC),
-    Row(r"bfe\.(?P<t>[su](?:32|64))", "ptx::bfe<{T}>({a}, {b:u32}, {c:u32})", _ARITHMETIC),
-    Row(r"bfind\.(?P<t>[su](?:32|64))", "ptx::bfind<{T}>({a})", _ARITHMETIC, result="u32"),
-    Row(r"bfind\.shiftamt\.(?P<t>[su](?:32|64))", "ptx::bfind<{T}>({a}, true)", _ARITHMETIC, result="u32"),
-    Row(r"brev\.(?P<t>b32|b64)", "ptx::reversed<{T}>({a})", _ARITHMETIC),
-    Row(r"mad\.hi\.(?P<t>s32)", "ptx::mul_hi<int64_t>({a}, {b}) + {c}", _ARITHMETIC),
-    Row(r"mad\.hi\.(?P<t>u32)", "ptx::mul_hi<uint64_t>({a}, {b}) + {c}", _ARITHMETIC),
-    Row(r"sad\.(?P<t>[su](?:16|32|64))", "({a} < {b} ? {b} - {a} : {a} - {b}) + {c}", _ARITHMETIC),
-    Row(r"popc\.(?P<t>b32)", "__builtin_popcount({a})", _ARITHMETIC),
-    Row(r"popc\.(?P<t>b64)", "__builtin_popcountll({a})", _ARITHMETIC, result="u32"),
-    Row(r"clz\.(?P<t>b32)", "({a} ? __builtin_clz({a}) : 32)", _ARITHMETIC),
-    Row(r"clz\.(?P<t>b64)", "({a} ? __builtin_clzll({a}) : 64)", _ARITHMETIC, result="u32"),
+    InstructionRow(rf"add\.{_INTEGERS}", "{a} + {b}", _ARITHMETIC),
+    InstructionRow(rf"sub\.{_INTEGERS}", "{a} - {b}", _ARITHMETIC),
+    InstructionRow(rf"mul\.lo\.{_INTEGERS}", "{a} * {b}", _ARITHMETIC),
+    InstructionRow(r"mul\.hi\.(?P<t>s32)", "ptx::mul_hi<int64_t>({a}, {b})", _ARITHMETIC),
+    InstructionRow(r"mul\.hi\.(?P<t>u32)", "ptx::mul_hi<uint64_t>({a}, {b})", _ARITHMETIC),
+    InstructionRow(r"mul\.hi\.(?P<t>s64)", "ptx::mul_hi<__int128>({a}, {b})", _ARITHMETIC),
+    InstructionRow(r"mul\.hi\.(?P<t>u64)", "ptx::mul_hi<unsigned __int128>({a}, {b})", _ARITHMETIC),
+    InstructionRow(r"mul\.wide\.(?P<t>[su](?:16|32))", _wide("mul"), _ARITHMETIC),
+    InstructionRow(rf"mad\.lo\.{_INTEGERS}", "{a} * {b} + {c}", _ARITHMETIC),
+    InstructionRow(r"mad\.wide\.(?P<t>[su](?:16|32))", _wide("mad"), _ARITHMETIC),
+    InstructionRow(rf"div\.{_INTEGERS}", "ptx::div<{T}>({a}, {b})", _ARITHMETIC),
+    InstructionRow(rf"rem\.{_INTEGERS}", "ptx::rem<{T}>({a}, {b})", _ARITHMETIC),
+    InstructionRow(rf"min\.{_INTEGERS}", "{a} < {b} ? {a} : {b}", _ARITHMETIC),
+    InstructionRow(rf"max\.{_INTEGERS}", "{a} > {b} ? {a} : {b}", _ARITHMETIC),
+    InstructionRow(r"neg\.(?P<t>s(?:16|32|64))", "-{a}", _ARITHMETIC),
+    InstructionRow(r"abs\.(?P<t>s(?:16|32|64))", "{a} < 0 ? -{a} : {a}", _ARITHMETIC),
+    InstructionRow(r"bfi\.(?P<t>b32|b64)", "ptx::bfi({a}, {b}, {c:u32}, {d:u32})", _ARITHMETIC),
+    InstructionRow(r"bfe\.(?P<t>[su](?:32|64))", "ptx::bfe<{T}>({a}, {b:u32}, {c:u32})", _ARITHMETIC),
+    InstructionRow(r"bfind\.(?P<t>[su](?:32|64))", "ptx::bfind<{T}>({a})", _ARITHMETIC, result="u32"),
+    InstructionRow(r"bfind\.shiftamt\.(?P<t>[su](?:32|64))", "ptx::bfind<{T}>({a}, true)", _ARITHMETIC, result="u32"),
+    InstructionRow(r"brev\.(?P<t>b32|b64)", "ptx::reversed<{T}>({a})", _ARITHMETIC),
+    InstructionRow(r"mad\.hi\.(?P<t>s32)", "ptx::mul_hi<int64_t>({a}, {b}) + {c}", _ARITHMETIC),
+    InstructionRow(r"mad\.hi\.(?P<t>u32)", "ptx::mul_hi<uint64_t>({a}, {b}) + {c}", _ARITHMETIC),
+    InstructionRow(r"sad\.(?P<t>[su](?:16|32|64))", "({a} < {b} ? {b} - {a} : {a} - {b}) + {c}", _ARITHMETIC),
+    InstructionRow(r"popc\.(?P<t>b32)", "__builtin_popcount({a})", _ARITHMETIC),
+    InstructionRow(r"popc\.(?P<t>b64)", "__builtin_popcountll({a})", _ARITHMETIC, result="u32"),
+    InstructionRow(r"clz\.(?P<t>b32)", "({a} ? __builtin_clz({a}) : 32)", _ARITHMETIC),
+    InstructionRow(r"clz\.(?P<t>b64)", "({a} ? __builtin_clzll({a}) : 64)", _ARITHMETIC, result="u32"),
     # ---- Floating point ----
-    Row(rf"add{_ROUNDED}\.(?P<t>f32|f64)", "{a} + {b}", _FLOATS),
-    Row(rf"sub{_ROUNDED}\.(?P<t>f32|f64)", "{a} - {b}", _FLOATS),
-    Row(rf"mul{_ROUNDED}\.(?P<t>f32|f64)", "{a} * {b}", _FLOATS),
-    Row(rf"fma{_ROUNDED}\.(?P<t>f32)", "__builtin_fmaf({a}, {b}, {c})", _FLOATS),
-    Row(rf"fma{_ROUNDED}\.(?P<t>f64)", "__builtin_fma({a}, {b}, {c})", _FLOATS),
-    Row(r"div(?:\.(?:rn|full|approx))(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "{a} / {b}", _FLOATS),
-    Row(r"neg(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "-{a}", _FLOATS),
-    Row(r"abs(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "__builtin_fabs({a})", _FLOATS),
-    Row(r"min(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "ptx::min_of({a}, {b})", _FLOATS),
-    Row(r"max(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "ptx::max_of({a}, {b})", _FLOATS),
-    Row(
+    InstructionRow(rf"add{_ROUNDED}\.(?P<t>f32|f64)", "{a} + {b}", _FLOATS),
+    InstructionRow(rf"sub{_ROUNDED}\.(?P<t>f32|f64)", "{a} - {b}", _FLOATS),
+    InstructionRow(rf"mul{_ROUNDED}\.(?P<t>f32|f64)", "{a} * {b}", _FLOATS),
+    InstructionRow(rf"fma{_ROUNDED}\.(?P<t>f32)", "__builtin_fmaf({a}, {b}, {c})", _FLOATS),
+    InstructionRow(rf"fma{_ROUNDED}\.(?P<t>f64)", "__builtin_fma({a}, {b}, {c})", _FLOATS),
+    InstructionRow(r"div(?:\.(?:rn|full|approx))(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "{a} / {b}", _FLOATS),
+    InstructionRow(r"neg(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "-{a}", _FLOATS),
+    InstructionRow(r"abs(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "__builtin_fabs({a})", _FLOATS),
+    InstructionRow(r"min(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "ptx::min_of({a}, {b})", _FLOATS),
+    InstructionRow(r"max(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "ptx::max_of({a}, {b})", _FLOATS),
+    InstructionRow(
         r"min(?P<ftz>\.ftz)?\.NaN\.(?P<t>f32)", "{a} != {a} || {b} != {b} ? {a} + {b} : ptx::min_of({a}, {b})", _FLOATS
     ),
-    Row(
+    InstructionRow(
         r"max(?P<ftz>\.ftz)?\.NaN\.(?P<t>f32)", "{a} != {a} || {b} != {b} ? {a} + {b} : ptx::max_of({a}, {b})", _FLOATS
     ),
-    Row(r"rcp\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / {a}", _FLOATS),
-    Row(r"sqrt\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_sqrtf({a})", _FLOATS),
-    Row(r"sqrt\.rn\.(?P<t>f64)", "__builtin_sqrt({a})", _FLOATS),
-    Row(r"rcp\.rn\.(?P<t>f64)", "1.0 / {a}", _FLOATS),
-    Row(r"sin\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_sinf({a})", _FLOATS),
-    Row(r"cos\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_cosf({a})", _FLOATS),
-    Row(r"rsqrt\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / __builtin_sqrtf({a})", _FLOATS),
-    Row(r"ex2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_exp2f({a})", _FLOATS),
-    Row(r"lg2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_log2f({a})", _FLOATS),
-    Row(r"copysign\.(?P<t>f32)", "__builtin_copysignf({b}, {a})", _FLOATS),
-    Row(r"tanh\.approx\.(?P<t>f32)", "__builtin_tanhf({a})", _FLOATS),
+    InstructionRow(r"rcp\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / {a}", _FLOATS),
+    InstructionRow(r"sqrt\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_sqrtf({a})", _FLOATS),
+    InstructionRow(r"sqrt\.rn\.(?P<t>f64)", "__builtin_sqrt({a})", _FLOATS),
+    InstructionRow(r"rcp\.rn\.(?P<t>f64)", "1.0 / {a}", _FLOATS),
+    InstructionRow(r"sin\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_sinf({a})", _FLOATS),
+    InstructionRow(r"cos\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_cosf({a})", _FLOATS),
+    InstructionRow(r"rsqrt\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / __builtin_sqrtf({a})", _FLOATS),
+    InstructionRow(r"ex2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_exp2f({a})", _FLOATS),
+    InstructionRow(r"lg2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_log2f({a})", _FLOATS),
+    InstructionRow(r"copysign\.(?P<t>f32)", "__builtin_copysignf({b}, {a})", _FLOATS),
+    InstructionRow(r"tanh\.approx\.(?P<t>f32)", "__builtin_tanhf({a})", _FLOATS),
     # ---- Floating point, 16 bits ----
-    Row(rf"add(?:\.rn)?(?P<sat>\.sat)?{_HALF}", _halves("x + y"), _FLOATS),
-    Row(rf"sub(?:\.rn)?(?P<sat>\.sat)?{_HALF}", _halves("x - y"), _FLOATS),
-    Row(rf"mul(?:\.rn)?(?P<sat>\.sat)?{_HALF}", _halves("x * y"), _FLOATS),
-    Row(rf"fma\.rn(?P<sat>\.sat)?(?P<relu>\.relu)?{_HALF}", _halves("__builtin_fma(x, y, z)"), _FLOATS),
-    Row(rf"neg{_HALF}", _halves("-x"), _FLOATS),
-    Row(rf"abs{_HALF}", _halves("__builtin_fabs(x)"), _FLOATS),
-    Row(rf"min{_HALF}", _halves("ptx::min_of(x, y)"), _FLOATS),
-    Row(rf"max{_HALF}", _halves("ptx::max_of(x, y)"), _FLOATS),
-    Row(rf"min\.NaN{_HALF}", _halves("x != x || y != y ? x + y : ptx::min_of(x, y)"), _FLOATS),
-    Row(rf"max\.NaN{_HALF}", _halves("x != x || y != y ? x + y : ptx::max_of(x, y)"), _FLOATS),
-    Row(rf"ex2\.approx{_HALF}", _halves("__builtin_exp2(x)"), _FLOATS),
-    Row(rf"tanh\.approx{_HALF}", _halves("__builtin_tanh(x)"), _FLOATS),
+    InstructionRow(rf"add(?:\.rn)?(?P<sat>\.sat)?{_HALF}", _halves("x + y"), _FLOATS),
+    InstructionRow(rf"sub(?:\.rn)?(?P<sat>\.sat)?{_HALF}", _halves("x - y"), _FLOATS),
+    InstructionRow(rf"mul(?:\.rn)?(?P<sat>\.sat)?{_HALF}", _halves("x * y"), _FLOATS),
+    InstructionRow(rf"fma\.rn(?P<sat>\.sat)?(?P<relu>\.relu)?{_HALF}", _halves("__builtin_fma(x, y, z)"), _FLOATS),
+    InstructionRow(rf"neg{_HALF}", _halves("-x"), _FLOATS),
+    InstructionRow(rf"abs{_HALF}", _halves("__builtin_fabs(x)"), _FLOATS),
+    InstructionRow(rf"min{_HALF}", _halves("ptx::min_of(x, y)"), _FLOATS),
+    InstructionRow(rf"max{_HALF}", _halves("ptx::max_of(x, y)"), _FLOATS),
+    InstructionRow(rf"min\.NaN{_HALF}", _halves("x != x || y != y ? x + y : ptx::min_of(x, y)"), _FLOATS),
+    InstructionRow(rf"max\.NaN{_HALF}", _halves("x != x || y != y ? x + y : ptx::max_of(x, y)"), _FLOATS),
+    InstructionRow(rf"ex2\.approx{_HALF}", _halves("__builtin_exp2(x)"), _FLOATS),
+    InstructionRow(rf"tanh\.approx{_HALF}", _halves("__builtin_tanh(x)"), _FLOATS),
     # ---- Logic ----
-    Row(r"and\.(?P<t>b16|b32|b64|pred)", "{a} & {b}", _LOGIC),
-    Row(r"or\.(?P<t>b16|b32|b64|pred)", "{a} | {b}", _LOGIC),
-    Row(r"xor\.(?P<t>b16|b32|b64|pred)", "{a} ^ {b}", _LOGIC),
-    Row(r"cnot\.(?P<t>b16|b32|b64)", "{a} == 0", _LOGIC),
-    Row(r"not\.(?P<t>pred)", "!{a}", _LOGIC),
-    Row(r"not\.(?P<t>b16|b32|b64)", "~{a}", _LOGIC),
-    Row(r"shl\.(?P<t>b16|b32|b64)", _shift, _LOGIC),
-    Row(r"shr\.(?P<t>[bsu](?:16|32|64))", _shift, _LOGIC),
-    Row(r"shf\.l\.wrap\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, true, true)", _LOGIC),
-    Row(r"shf\.r\.wrap\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, false, true)", _LOGIC),
-    Row(r"shf\.l\.clamp\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, true, false)", _LOGIC),
-    Row(r"shf\.r\.clamp\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, false, false)", _LOGIC),
-    Row(r"lop3\.(?P<t>b32)", "ptx::lop3({a}, {b}, {c}, {d})", _LOGIC),
+    InstructionRow(r"and\.(?P<t>b16|b32|b64|pred)", "{a} & {b}", _LOGIC),
+    InstructionRow(r"or\.(?P<t>b16|b32|b64|pred)", "{a} | {b}", _LOGIC),
+    InstructionRow(r"xor\.(?P<t>b16|b32|b64|pred)", "{a} ^ {b}", _LOGIC),
+    InstructionRow(r"cnot\.(?P<t>b16|b32|b64)", "{a} == 0", _LOGIC),
+    InstructionRow(r"not\.(?P<t>pred)", "!{a}", _LOGIC),
+    InstructionRow(r"not\.(?P<t>b16|b32|b64)", "~{a}", _LOGIC),
+    InstructionRow(r"shl\.(?P<t>b16|b32|b64)", _shift, _LOGIC),
+    InstructionRow(r"shr\.(?P<t>[bsu](?:16|32|64))", _shift, _LOGIC),
+    InstructionRow(r"shf\.l\.wrap\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, true, true)", _LOGIC),
+    InstructionRow(r"shf\.r\.wrap\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, false, true)", _LOGIC),
+    InstructionRow(r"shf\.l\.clamp\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, true, false)", _LOGIC),
+    InstructionRow(r"shf\.r\.clamp\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, false, false)", _LOGIC),
+    InstructionRow(r"lop3\.(?P<t>b32)", "ptx::lop3({a}, {b}, {c}, {d})", _LOGIC),
     # ---- Comparison ----
-    Row(
+    InstructionRow(
         rf"setp\.(?P<how>[a-z]+)(?:\.(?P<join>and|or|xor))?(?:\.ftz)?\.{_WORDS}",
         _compare,
         _COMPARISON,
     ),
-    Row(rf"selp\.{_WORDS}", "{c:pred} ? {a} : {b}", _COMPARISON),
+    InstructionRow(rf"selp\.{_WORDS}", "{c:pred} ? {a} : {b}", _COMPARISON),
     # ---- Data movement ----
-    Row(r"mov\.(?P<t>[bsuf](?:16|32|64)|pred)", _move, _DATA),
-    Row(r"prmt\.(?P<t>b32)", "ptx::prmt({a}, {b}, {c})", _DATA),
-    Row(
+    InstructionRow(r"mov\.(?P<t>[bsuf](?:16|32|64)|pred)", _move, _DATA),
+    InstructionRow(r"prmt\.(?P<t>b32)", "ptx::prmt({a}, {b}, {c})", _DATA),
+    InstructionRow(
         r"cvt(?:\.(?P<rounding>rn|rna|rz|rm|rp|rni|rzi|rmi|rpi))?(?P<relu>\.relu)?(?P<satfinite>\.satfinite)?(?P<ftz>\.ftz)?(?P<sat>\.sat)?"
         r"\.(?P<to>[su](?:8|16|32|64)|f16x2|bf16x2|f16|bf16|tf32|f32|f64)\.(?P<t>[su](?:8|16|32|64)|f16|bf16|f32|f64)",
         _convert,
         _DATA,
     ),
-    Row(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|param|const|local)\.(?P<t>u64|u32)", _to_generic, _DATA),
-    Row(r"mapa\.shared::cluster\.(?P<t>u32)", "ptx::map_to_rank({a}, {b})", _DATA),
-    Row(rf"ld\.(?P<space>param)(?:::entry|::func)?{_VECTOR}{_WIDTH}", _load, _DATA, memory="reads param"),
-    Row(rf"st\.param(?:::func)?{_VECTOR}{_WIDTH}", _nothing, _DATA, writes=0, memory="writes an argument of a call"),
-    Row(rf"ld\.(?P<space>local){_VECTOR}{_WIDTH}", _load, _DATA, memory="reads local"),
-    Row(rf"st\.local{_VECTOR}{_WIDTH}", _store_local, _DATA, writes=0, memory="writes local"),
-    Row(
+    InstructionRow(
+        r"cvta(?P<to>\.to)?\.(?P<space>global|shared|param|const|local)\.(?P<t>u64|u32)", _to_generic, _DATA
+    ),
+    InstructionRow(r"mapa\.shared::cluster\.(?P<t>u32)", "ptx::map_to_rank({a}, {b})", _DATA),
+    InstructionRow(rf"ld\.(?P<space>param)(?:::entry|::func)?{_VECTOR}{_WIDTH}", _load, _DATA, memory="reads param"),
+    InstructionRow(
+        rf"st\.param(?:::func)?{_VECTOR}{_WIDTH}", _nothing, _DATA, writes=0, memory="writes an argument of a call"
+    ),
+    InstructionRow(rf"ld\.(?P<space>local){_VECTOR}{_WIDTH}", _load, _DATA, memory="reads local"),
+    InstructionRow(rf"st\.local{_VECTOR}{_WIDTH}", _store_local, _DATA, writes=0, memory="writes local"),
+    InstructionRow(
         rf"(?P<name>ld)(?=[\w.:]*\.(?:relaxed|acquire)){_ORDER}(?P<op>){_HINTS}\.{_NUMBER}",
         _atomic,
         _DATA,
         memory="reads global, shared, at once",
         ordering="acquire: with the fence that it contains",
     ),
-    Row(
+    InstructionRow(
         rf"(?P<name>st)(?=[\w.:]*\.(?:relaxed|release)){_ORDER}(?P<op>){_HINTS}\.{_NUMBER}",
         _atomic,
         _DATA,
@@ -853,15 +857,17 @@ TABLE: tuple[Row, ...] = (
         memory="writes global, shared, at once",
         ordering="release: with the fence that it contains",
     ),
-    Row(rf"ld(?:\.(?:weak|volatile))?{_SPACE}{_HINTS}{_VECTOR}{_WIDTH}", _load, _DATA, memory="reads global, shared"),
-    Row(
+    InstructionRow(
+        rf"ld(?:\.(?:weak|volatile))?{_SPACE}{_HINTS}{_VECTOR}{_WIDTH}", _load, _DATA, memory="reads global, shared"
+    ),
+    InstructionRow(
         rf"st(?:\.(?:weak|volatile))?{_SPACE}{_HINTS}{_VECTOR}{_WIDTH}",
         _store,
         _DATA,
         writes=0,
         memory="writes global, shared",
     ),
-    Row(
+    InstructionRow(
         r"st\.async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v(?P<count>[24]))?\.(?P<t>[bsuf](?:32|64))",
         _store_async,
         _ASYNC,
@@ -869,11 +875,11 @@ TABLE: tuple[Row, ...] = (
         memory="writes shared of a CTA of the cluster, later",
         ordering="threads that wait for the phase of the mbarrier in the scope of the cluster know that the store is complete",
     ),
-    Row(r"prefetch\.tensormap", _call("tma_prefetch", "address"), _DATA, writes=0),
-    Row(r"prefetch(?:\.global)?\.L[12]", _nothing, _DATA, writes=0),
-    Row(r"cp\.async\.bulk\.prefetch\.tensor\.3d\.L2\.global\.tile", _nothing, _DATA, writes=0),
+    InstructionRow(r"prefetch\.tensormap", _call("tma_prefetch", "address"), _DATA, writes=0),
+    InstructionRow(r"prefetch(?:\.global)?\.L[12]", _nothing, _DATA, writes=0),
+    InstructionRow(r"cp\.async\.bulk\.prefetch\.tensor\.3d\.L2\.global\.tile", _nothing, _DATA, writes=0),
     # ---- Asynchronous copies ----
-    Row(
+    InstructionRow(
         r"cp\.async\.(?:ca|cg)\.shared(?:::cta)?\.global(?P<hint>\.L2::cache_hint)?(?:\.L2::\d+B)?",
         _copy_async,
         _ASYNC,
@@ -881,29 +887,31 @@ TABLE: tuple[Row, ...] = (
         memory="reads global, writes shared, later",
         ordering="its thread may use the data after cp.async.wait",
     ),
-    Row(r"cp\.async\.commit_group", _perform("cp_async_commit"), _ASYNC, writes=0, ordering="ends a group of copies"),
-    Row(
+    InstructionRow(
+        r"cp\.async\.commit_group", _perform("cp_async_commit"), _ASYNC, writes=0, ordering="ends a group of copies"
+    ),
+    InstructionRow(
         r"cp\.async\.wait_group",
         _perform("cp_async_wait", "false"),
         _ASYNC,
         writes=0,
         ordering="the thread's groups but the last ones are complete",
     ),
-    Row(
+    InstructionRow(
         r"cp\.async\.wait_all",
         _perform("cp_async_wait"),
         _ASYNC,
         writes=0,
         ordering="the thread's copies are complete",
     ),
-    Row(
+    InstructionRow(
         r"cp\.async\.mbarrier\.arrive\.noinc(?:\.shared(?:::cta)?)?\.b64",
         _call("mbarrier_arrive_after_copies", "address"),
         _ASYNC,
         writes=0,
         ordering="threads that wait for the phase know that the copies are complete",
     ),
-    Row(
+    InstructionRow(
         r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(?:cta|cluster)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
         r"(?P<multicast>\.multicast::cluster)?(?P<hint>\.L2::cache_hint)?",
         _tma_load,
@@ -912,7 +920,7 @@ TABLE: tuple[Row, ...] = (
         memory="reads global, writes shared of each CTA, later",
         ordering="threads that wait for the phase of the mbarrier know that the copy is complete",
     ),
-    Row(
+    InstructionRow(
         r"cp\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta(?:\.tile)?\.bulk_group(?P<hint>\.L2::cache_hint)?",
         _tma_store,
         _ASYNC,
@@ -920,14 +928,14 @@ TABLE: tuple[Row, ...] = (
         memory="reads shared, writes global, later",
         ordering="reads what a proxy fence made visible",
     ),
-    Row(
+    InstructionRow(
         r"cp\.async\.bulk\.commit_group",
         _perform("tma_store_commit"),
         _ASYNC,
         writes=0,
         ordering="ends a group of stores",
     ),
-    Row(
+    InstructionRow(
         r"cp\.async\.bulk\.wait_group(?:\.read)?",
         _perform("tma_store_wait_read"),
         _ASYNC,
@@ -935,85 +943,91 @@ TABLE: tuple[Row, ...] = (
         ordering="the thread's groups of stores but the last ones have read shared memory",
     ),
     # ---- Control flow ----
-    Row(r"bra(?:\.uni)?", _branch, _FLOW, writes=0),
-    Row(r"call(?:\.uni)?", _call_function, _FLOW, writes=0),
-    Row(r"trap", lambda match, instruction, writer: [f"ptx::trapped({instruction.line}); return;"], _FLOW, writes=0),
-    Row(r"(?:ret|exit)(?:\.uni)?", lambda match, instruction, writer: ["return;"], _FLOW, writes=0),
+    InstructionRow(r"bra(?:\.uni)?", _branch, _FLOW, writes=0),
+    InstructionRow(r"call(?:\.uni)?", _call_function, _FLOW, writes=0),
+    InstructionRow(
+        r"trap", lambda match, instruction, writer: [f"ptx::trapped({instruction.line}); return;"], _FLOW, writes=0
+    ),
+    InstructionRow(r"(?:ret|exit)(?:\.uni)?", lambda match, instruction, writer: ["return;"], _FLOW, writes=0),
     # ---- Synchronization ----
-    Row(
+    InstructionRow(
         r"(?:bar|barrier)(?:\.cta)?\.sync(?:\.aligned)?",
         _barrier("barrier_sync"),
         _SYNC,
         writes=0,
         ordering="waiting threads know what all arriving threads knew",
     ),
-    Row(
+    InstructionRow(
         r"(?:bar|barrier)(?:\.cta)?\.arrive(?:\.aligned)?",
         _barrier("barrier_arrive"),
         _SYNC,
         writes=0,
         ordering="waiting threads know what this thread knew",
     ),
-    Row(r"bar\.warp\.sync", _call("warp_barrier", "u32"), _SYNC, writes=0, ordering="lanes know what all lanes knew"),
-    Row(
+    InstructionRow(
+        r"bar\.warp\.sync", _call("warp_barrier", "u32"), _SYNC, writes=0, ordering="lanes know what all lanes knew"
+    ),
+    InstructionRow(
         r"barrier\.cluster\.arrive(?:\.release)?(?:\.aligned)?",
         _perform("cluster_arrive"),
         _SYNC,
         writes=0,
         ordering="waiting threads of the cluster know what this thread knew",
     ),
-    Row(
+    InstructionRow(
         r"barrier\.cluster\.arrive\.relaxed(?:\.aligned)?",
         _perform("cluster_arrive", "false"),
         _SYNC,
         writes=0,
         ordering="waiting threads know the mbarriers that this thread initialized and fenced, nothing else",
     ),
-    Row(
+    InstructionRow(
         r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?",
         _perform("cluster_wait"),
         _SYNC,
         writes=0,
         ordering="the thread knows what arriving threads released",
     ),
-    Row(
+    InstructionRow(
         r"membar\.(?:gl|sys)",
         _perform("global_fence"),
         _SYNC,
         writes=0,
         ordering="orders accesses of global memory around later and earlier atomics",
     ),
-    Row(
+    InstructionRow(
         r"fence(?:\.acq_rel|\.sc)?\.(?:gpu|sys)",
         _perform("global_fence"),
         _SYNC,
         writes=0,
         ordering="orders accesses of global memory around later and earlier atomics",
     ),
-    Row(r"membar\.cta", _nothing, _SYNC, writes=0, ordering="none between CTAs"),
-    Row(r"fence(?:\.acq_rel|\.sc)?\.(?:cta|cluster)", _nothing, _SYNC, writes=0, ordering="none between grids of CTAs"),
-    Row(
+    InstructionRow(r"membar\.cta", _nothing, _SYNC, writes=0, ordering="none between CTAs"),
+    InstructionRow(
+        r"fence(?:\.acq_rel|\.sc)?\.(?:cta|cluster)", _nothing, _SYNC, writes=0, ordering="none between grids of CTAs"
+    ),
+    InstructionRow(
         r"fence\.proxy\.async(?:\.shared::(?:cta|cluster))?",
         _perform("async_proxy_fence"),
         _SYNC,
         writes=0,
         ordering="orders accesses of the thread before those of the TMA and wgmma",
     ),
-    Row(
+    InstructionRow(
         r"fence\.mbarrier_init\.release\.cluster",
         _perform("mbarrier_init_fence"),
         _SYNC,
         writes=0,
         ordering="initialized mbarriers are visible to the cluster and the TMA",
     ),
-    Row(
+    InstructionRow(
         rf"(?P<name>atom){_ORDER}\.(?P<op>add|min|max|and|or|xor|exch|cas|inc|dec)(?:\.noftz)?(?:\.L2::cache_hint)?\.{_NUMBER}",
         _atomic,
         _SYNC,
         memory="reads and writes global, shared, at once",
         ordering="with a fence before and after: releases and acquires",
     ),
-    Row(
+    InstructionRow(
         rf"(?P<name>red){_ORDER}\.(?P<op>add|min|max|and|or|xor|inc|dec)(?:\.noftz)?(?:\.L2::cache_hint)?\.{_NUMBER}",
         _atomic,
         _SYNC,
@@ -1021,60 +1035,60 @@ TABLE: tuple[Row, ...] = (
         memory="reads and writes global, shared, at once",
         ordering="with a fence before: releases",
     ),
-    Row(r"redux\.sync\.(?P<op>add|min|max)\.(?P<t>u32|s32)", _reduce, _SYNC, ordering="none"),
-    Row(r"redux\.sync\.(?P<op>and|or|xor)\.(?P<t>b32)", _reduce, _SYNC, ordering="none"),
-    Row(r"elect\.sync", _elect, _SYNC, ordering="none"),
-    Row(r"shfl\.sync\.(?P<mode>up|down|bfly|idx)\.b32", _shuffle, _SYNC, ordering="none"),
-    Row(r"vote\.sync\.(?P<mode>any|all|uni)\.pred", _vote, _SYNC, ordering="none"),
-    Row(r"vote\.sync\.(?P<mode>ballot)\.b32", _vote, _SYNC, ordering="none"),
-    Row(
+    InstructionRow(r"redux\.sync\.(?P<op>add|min|max)\.(?P<t>u32|s32)", _reduce, _SYNC, ordering="none"),
+    InstructionRow(r"redux\.sync\.(?P<op>and|or|xor)\.(?P<t>b32)", _reduce, _SYNC, ordering="none"),
+    InstructionRow(r"elect\.sync", _elect, _SYNC, ordering="none"),
+    InstructionRow(r"shfl\.sync\.(?P<mode>up|down|bfly|idx)\.b32", _shuffle, _SYNC, ordering="none"),
+    InstructionRow(r"vote\.sync\.(?P<mode>any|all|uni)\.pred", _vote, _SYNC, ordering="none"),
+    InstructionRow(r"vote\.sync\.(?P<mode>ballot)\.b32", _vote, _SYNC, ordering="none"),
+    InstructionRow(
         r"mbarrier\.init(?:\.shared(?:::cta)?)?\.b64",
         _call("mbarrier_init", "address", "u32"),
         _SYNC,
         writes=0,
         memory="writes shared",
     ),
-    Row(
+    InstructionRow(
         r"mbarrier\.arrive(?P<expects>\.expect_tx)?(?:\.release\.(?P<scope>cta|cluster))?(?:\.(?P<space>shared::cta|shared::cluster|shared))?\.b64",
         _mbarrier_arrive,
         _SYNC,
         ordering="threads that wait for the phase know what this thread knew; without .cluster, only their writes follow what"
         " threads of other CTAs knew",
     ),
-    Row(
+    InstructionRow(
         r"mbarrier\.inval(?:\.shared(?:::cta)?)?\.b64",
         _call("mbarrier_invalidate", "address"),
         _SYNC,
         writes=0,
         memory="writes shared",
     ),
-    Row(
+    InstructionRow(
         r"mbarrier\.expect_tx(?:\.relaxed\.(?:cta|cluster))?(?:\.(?P<space>shared::cta|shared::cluster|shared))?\.b64",
         _mbarrier_expect,
         _SYNC,
         writes=0,
         ordering="the phase also waits for these bytes",
     ),
-    Row(
+    InstructionRow(
         r"mbarrier\.test_wait(?:\.parity)?(?:\.(?:acquire|relaxed)\.(?P<scope>cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
         _mbarrier_test,
         _SYNC,
         ordering="if the phase has ended: as mbarrier.try_wait",
     ),
-    Row(
+    InstructionRow(
         r"mbarrier\.try_wait(?:\.parity)?(?:\.acquire\.(?P<scope>cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
         _mbarrier_wait,
         _SYNC,
         ordering="the thread knows what arriving threads knew, and that the phase's TMA loads are complete",
     ),
-    Row(
+    InstructionRow(
         r"griddepcontrol\.launch_dependents",
         _perform("next_launch_may_begin"),
         _SYNC,
         writes=0,
         ordering="the next launch may begin",
     ),
-    Row(
+    InstructionRow(
         r"griddepcontrol\.wait",
         _perform("await_previous_launches"),
         _SYNC,
@@ -1082,53 +1096,55 @@ TABLE: tuple[Row, ...] = (
         ordering="the previous launches have ended",
     ),
     # ---- Matrices ----
-    Row(
+    InstructionRow(
         r"ldmatrix\.sync\.aligned(?:\.m8n8)?\.x(?P<count>[124])(?:\.trans)?(?:\.m8n8)?(?:\.trans)?\.shared(?:::cta)?\.b16",
         _ldmatrix,
         _MATRIX,
         memory="reads shared",
     ),
-    Row(
+    InstructionRow(
         r"stmatrix\.sync\.aligned(?:\.m8n8)?\.x(?P<count>[124])(?:\.trans)?(?:\.m8n8)?(?:\.trans)?\.shared(?:::cta)?\.b16",
         _stmatrix,
         _MATRIX,
         writes=0,
         memory="writes shared",
     ),
-    Row(r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", _call("transpose", "b32", writes="b32"), _MATRIX),
-    Row(
+    InstructionRow(r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", _call("transpose", "b32", writes="b32"), _MATRIX),
+    InstructionRow(
         r"mma\.sync\.aligned\.m16n8k(?P<k>8|16)\.row\.col\.(?P<acc>f32|f16)\.(?P<t>f16|bf16|tf32)\.(?P<tb>f16|bf16|tf32)"
         r"\.(?P<from>f32|f16)",
         _mma,
         _MATRIX,
     ),
-    Row(
+    InstructionRow(
         r"wmma\.load\.(?P<matrix>a|b)\.sync\.aligned\.(?P<rows>row|col)\.m16n16k16\.shared(?:::cta)?\.(?:f16|bf16)",
         _wmma_load,
         _MATRIX,
         memory="reads shared",
     ),
-    Row(
+    InstructionRow(
         r"wmma\.mma\.sync\.aligned\.(?:row|col)\.(?:row|col)\.m16n16k16\.(?P<acc>f32|f16)(?:\.(?P<t>bf16)\.bf16)?\.(?:f32|f16)",
         _wmma,
         _MATRIX,
     ),
-    Row(
+    InstructionRow(
         r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k(?:8|16)\.(?P<acc>f32|f16)\.(?P<t>f16|bf16|tf32)\.(?P<tb>f16|bf16|tf32)",
         _wgmma,
         _WGMMA,
         memory="reads shared, later",
         ordering="registers and shared memory are in use until wgmma.wait_group",
     ),
-    Row(
+    InstructionRow(
         r"wgmma\.fence\.sync\.aligned",
         _wgmma_order("wgmma_fence"),
         _WGMMA,
         writes=0,
         ordering="orders accesses of accumulators before later wgmmas",
     ),
-    Row(r"wgmma\.commit_group\.sync\.aligned", _wgmma_order("wgmma_commit"), _WGMMA, writes=0, ordering="ends a group"),
-    Row(
+    InstructionRow(
+        r"wgmma\.commit_group\.sync\.aligned", _wgmma_order("wgmma_commit"), _WGMMA, writes=0, ordering="ends a group"
+    ),
+    InstructionRow(
         r"wgmma\.wait_group\.sync\.aligned",
         _wgmma_order("wgmma_wait"),
         _WGMMA,
@@ -1136,16 +1152,16 @@ TABLE: tuple[Row, ...] = (
         ordering="all groups but the last ones are complete",
     ),
     # ---- Miscellaneous ----
-    Row(
+    InstructionRow(
         r"setmaxnreg\.inc\.sync\.aligned\.u32", _perform("setmaxnreg"), _MISC, writes=0, ordering="waits for registers"
     ),
-    Row(
+    InstructionRow(
         r"setmaxnreg\.dec\.sync\.aligned\.u32",
         _perform("setmaxnreg", "false"),
         _MISC,
         writes=0,
         ordering="frees registers",
     ),
-    Row(r"nanosleep\.u32", _nothing, _MISC, writes=0),
-    Row(r"pmevent", _nothing, _MISC, writes=0),
+    InstructionRow(r"nanosleep\.u32", _nothing, _MISC, writes=0),
+    InstructionRow(r"pmevent", _nothing, _MISC, writes=0),
 )

@@ -136,7 +136,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class PtxKernel:
     """One entry function. `threads` and `cluster` are (0, 0, 0) if the PTX does not state them."""
 
     name: str
@@ -156,9 +156,9 @@ class Module:
     version: str
     target: str
     variables: tuple[Variable, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[PtxKernel, ...]
 
-    def kernel(self, name: str = "") -> Kernel:
+    def kernel(self, name: str = "") -> PtxKernel:
         """Return the kernel with this name, or the only one. Raises: PtxError if there is none."""
         found = [kernel for kernel in self.kernels if name in ("", kernel.name)]
         if len(found) != 1:
@@ -272,7 +272,7 @@ def parse_like(text: str, name: str, known: str, known_name: str) -> Module:
     return replace(module, target=target, kernels=(replace(kernel, name=name, body=tuple(body)),))
 
 
-def parse_head(text: str, name: str) -> Kernel:
+def parse_head(text: str, name: str) -> PtxKernel:
     """Return the kernel with this name without its body, sooner than `parse`. Raises: PtxError if there is none."""
     text = _without_comments(text)
     for entry in _ENTRY.finditer(text):
@@ -318,13 +318,13 @@ def _head(text: str, entry: re.Match) -> _Head | None:
 _SPACE, _BODY = re.compile(r"\s*"), re.compile(r"[{;]")
 
 
-def _kernel(head: _Head) -> Kernel:
+def _kernel(head: _Head) -> PtxKernel:
     """Return a kernel without registers and body."""
     limits = {name: _three(words) for name, *words in _LIMIT.findall(head.limits)}
     parameters = tuple(_variable(match) for match in _VARIABLE.finditer(head.parameters))
     unknown = (0, 0, 0)
     threads, most, cluster = (limits.get(name, unknown) for name in ("reqntid", "maxntid", "reqnctapercluster"))
-    return Kernel(head.name, parameters, (), (), (), threads, most, cluster)
+    return PtxKernel(head.name, parameters, (), (), (), threads, most, cluster)
 
 
 def _variable(match: re.Match | None) -> Variable:

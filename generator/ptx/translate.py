@@ -13,12 +13,12 @@ from generator.ptx.instructions import statements
 from generator.ptx.parser import (
     Address,
     Instruction,
-    Kernel,
     Label,
     Location,
     Module,
     Pair,
     PtxError,
+    PtxKernel,
     Register,
     Vector,
     parse,
@@ -74,7 +74,7 @@ def translate(module: Module, name: str = "", twin: tuple[Module, str] | None = 
     )
 
 
-def _translated(module: Module, name: str) -> tuple[Kernel, Writer, list[str], list[list[str]]]:
+def _translated(module: Module, name: str) -> tuple[PtxKernel, Writer, list[str], list[list[str]]]:
     """Return a kernel, its writer, the lines before its first instruction, and the lines of each instruction or label."""
     kernel = module.kernel(name)
     accumulators = accumulator_registers(kernel)
@@ -83,7 +83,7 @@ def _translated(module: Module, name: str) -> tuple[Kernel, Writer, list[str], l
     return kernel, writer, list(_declarations(kernel, writer, accumulators)), list(_body(kernel, writer))
 
 
-def _with_other_opcodes(kernel: Kernel, twin: Kernel, writer: Writer, body: list[list[str]]) -> list[list[str]]:
+def _with_other_opcodes(kernel: PtxKernel, twin: PtxKernel, writer: Writer, body: list[list[str]]) -> list[list[str]]:
     """Return the lines of a kernel's twin from its own, if `parse_like` found that they differ only in opcodes. Else return none.
 
     Both must have the same accumulators: see `accumulator_registers`.
@@ -102,7 +102,7 @@ def _with_other_opcodes(kernel: Kernel, twin: Kernel, writer: Writer, body: list
     return found
 
 
-def _places(kernel: Kernel) -> dict[int, int]:
+def _places(kernel: PtxKernel) -> dict[int, int]:
     """Return the place of the predicate of each line with one, among those that the kernel reports."""
     return {line: place for place, line in enumerate(predicated_lines(kernel))}
 
@@ -159,7 +159,7 @@ def _origin(quote: str, location: Location | None) -> str:
     return f" [{shown}]" + (f" (from {location.file}:{location.line})" if location else "")
 
 
-def accumulator_registers(kernel: Kernel) -> dict[str, int]:
+def accumulator_registers(kernel: PtxKernel) -> dict[str, int]:
     """Return the registers that wgmma may use, numbered: its accumulators, those of A, and all copies by mov."""
     copies: dict[str, dict[str, None]] = {}  # in order, so that a kernel has one translation
     found: list[str] = []
@@ -183,7 +183,7 @@ def accumulator_registers(kernel: Kernel) -> dict[str, int]:
     return {name: place for place, name in enumerate(_side_by_side(kernel, dict.fromkeys(found), seen))}
 
 
-def _side_by_side(kernel: Kernel, first: dict[str, None], others: Collection[str]) -> dict[str, None]:
+def _side_by_side(kernel: PtxKernel, first: dict[str, None], others: Collection[str]) -> dict[str, None]:
     """Return registers in an order in which a sequence of copies has neighbouring targets and neighbouring sources."""
     order = {name: place for place, name in enumerate(first)}
     for are_copies, run in groupby(kernel.body, lambda one: _copied_names(one, others) is not None):
@@ -204,7 +204,7 @@ def _copied_names(one: Instruction | Label, names: Collection[str]) -> tuple[str
     return found if len(found) == 2 else None
 
 
-def _declarations(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> Iterator[str]:
+def _declarations(kernel: PtxKernel, writer: Writer, accumulators: dict[str, int]) -> Iterator[str]:
     if accumulators:
         names = ", ".join(f'"{name}"' for name in accumulators)
         yield f"static constexpr char const* accumulators[] = {{{names}}};"
@@ -226,7 +226,7 @@ def _declarations(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) 
         yield f"  ptx::AccumulatorRegisters<{len(accumulators)}> acc(accumulators);"
 
 
-def _body(kernel: Kernel, writer: Writer) -> Iterator[list[str]]:
+def _body(kernel: PtxKernel, writer: Writer) -> Iterator[list[str]]:
     place_of = _places(kernel)
     for together, run in groupby(kernel.body, lambda one: _copied(one, writer) is not None):
         if together:  # one statement, because the compiler takes long for hundreds of them
@@ -250,7 +250,7 @@ def _copied(one: Instruction | Label, writer: Writer) -> tuple[int, int] | None:
     return writer.copied(*one.operands)
 
 
-def _registers(kernel: Kernel, accumulators: dict[str, int]) -> Iterator[str]:
+def _registers(kernel: PtxKernel, accumulators: dict[str, int]) -> Iterator[str]:
     """Yield the declarations of the registers. An unset register is poison."""
     used = {name for one in kernel.body if isinstance(one, Instruction) for name in _names(one)}
     by_type: dict[tuple[str, str], list[str]] = {}
@@ -287,7 +287,7 @@ def _names(one: Instruction) -> Iterator[str]:
             queue += (part.first, part.second)
 
 
-def predicated_lines(kernel: Kernel) -> list[int]:
+def predicated_lines(kernel: PtxKernel) -> list[int]:
     """Return the lines of the instructions with a predicate. The kernel reports which values each predicate has had."""
     return [one.line for one in kernel.body if isinstance(one, Instruction) and one.predicate is not None]
 
@@ -301,7 +301,7 @@ def _instruction(one: Instruction, writer: Writer, place: int) -> Iterator[str]:
     yield f"  if (ptx::noted(seen[{place}], {'!' if one.negated else ''}{guard})) {{ " + " ".join(lines) + " }"
 
 
-def _entry(kernel: Kernel, has_twin: bool) -> Iterator[str]:
+def _entry(kernel: PtxKernel, has_twin: bool) -> Iterator[str]:
     sizes = ", ".join(str(one.size_bytes) for one in kernel.parameters)
     yield f"static constexpr uint64_t parameter_bytes[] = {{{sizes}{', ' if sizes else ''}0}};"
     for function in (FUNCTION, TWIN_FUNCTION) if has_twin else (FUNCTION,):

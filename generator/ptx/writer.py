@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from generator.ptx.parser import (
     Address,
-    Kernel,
     Number,
     Operand,
     PtxError,
+    PtxKernel,
     Register,
     Special,
     Symbol,
@@ -64,7 +64,7 @@ class Writer:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: PtxKernel,
         shared_offsets: Mapping[str, int],
         accumulators: Mapping[str, int],
         texts: Collection[str] = (),

@@ -13,7 +13,7 @@ from typing import Any
 
 from generator.errors import LibraryError, RequestError
 from generator.ladders.results import draw_ladder, rows
-from generator.report.points import Kind, Point
+from generator.report.points import Point, PointKind
 from generator.tables import counted
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work
@@ -124,7 +124,7 @@ _HEADROOM, _MARGIN = 1.08, 1.15
 """Factors of the largest rate, and of the smallest and largest size."""
 
 
-def rates(name: str, kind: Kind, points: Sequence[Point]) -> Figure:
+def rates(name: str, kind: PointKind, points: Sequence[Point]) -> Figure:
     """Return the chart of TFLOP/s against problem size. All `points` are of this kind; lines join the square problems."""
     best = max(points, key=lambda point: point.tflops(point.times_us[point.ours]))
     beside = "; also cuBLASLt's first choice and its fastest" if any(point.baseline_us for point in points) else ""
@@ -199,7 +199,7 @@ _DARK = "#1c1c1c"
 """Colour of numbers in cells. Cells are light in every theme."""
 
 
-def ratios(name: str, kind: Kind, points: Sequence[Point]) -> Figure | None:
+def ratios(name: str, kind: PointKind, points: Sequence[Point]) -> Figure | None:
     """Return a heat map of the speedup over cuBLASLt's fastest, m by n; None if no point has a ratio."""
     cells = _cells(points)
     if not cells:

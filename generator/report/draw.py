@@ -159,7 +159,7 @@ _SLOT = 54
 
 
 @dataclass(frozen=True)
-class View:
+class TileView:
     """How a tile is drawn.
 
     Fields: `name` of the operand; `rows` and `columns` name its indices; `down_first`: the 8x8 matrices of an ldmatrix.x4
@@ -179,11 +179,11 @@ class View:
         return down * 8 + lane % 8, across
 
 
-def view_of(name: str, tile: OperandTile, by_lanes: bool = True) -> View:
+def view_of(name: str, tile: OperandTile, by_lanes: bool = True) -> TileView:
     """Return how operand A or B is drawn. The matrices of A follow one another along m, those of B along k."""
     extent = "m" if name == "A" else "n"
     rows, columns = (extent, "k") if tile.k_major else ("k", extent)
-    return View(name, rows, columns, (name == "A") == tile.k_major, by_lanes)
+    return TileView(name, rows, columns, (name == "A") == tile.k_major, by_lanes)
 
 
 def unswizzled(tile: OperandTile) -> OperandTile:
@@ -196,7 +196,7 @@ def group_of(tile: OperandTile, row: int, piece: int) -> int:
     return tile.offset(row, piece * tile.vector_elements) * tile.element_bytes % PHASE_BYTES // VECTOR_BYTES
 
 
-def draw_tile(svg: Svg, x: float, y: float, tile: OperandTile, view: View, title: str) -> tuple[float, float]:
+def draw_tile(svg: Svg, x: float, y: float, tile: OperandTile, view: TileView, title: str) -> tuple[float, float]:
     """Draw the first rows of a tile, and the bank groups of one ldmatrix. Return width and height."""
     rows, pieces = min(SHOWN_ROWS, tile.rows), min(SHOWN_PIECES, tile.columns // tile.vector_elements)
     svg.text(x + _LABEL, y + 14, title, 15, bold=True)
@@ -242,7 +242,7 @@ def _cell(svg: Svg, x: float, y: float, group: int, lane: int | None) -> None:
         svg.text(x + _VECTOR_WIDTH - 6, y + 16.5, f"lane {lane}", 9.5, "end")
 
 
-def _draw_phases(svg: Svg, x: float, y: float, tile: OperandTile, view: View) -> float:
+def _draw_phases(svg: Svg, x: float, y: float, tile: OperandTile, view: TileView) -> float:
     """Draw the lanes that access each bank group, one line for each 8x8 matrix. Return the y of the next line."""
     accessors = "lanes" if view.by_lanes else "rows"
     svg.text(x, y, f"One access reads a framed matrix. The {accessors} in each bank group:", 12)

@@ -45,7 +45,7 @@ from generator.report.predictions import (
 from generator.spec import Spec
 from generator.store.files import disk_errors
 from generator.store.library import Library
-from generator.store.query import Selection, nothing_matches, select_rows
+from generator.store.query import KernelFilter, nothing_matches, select_rows
 from generator.tables import cell, counted
 from hgemm.disk import require_writable, write_atomically
 from hgemm.measured import read_sessions
@@ -419,7 +419,7 @@ def _embedded(value: Any) -> str:
 
 def write_report(
     library: Library,
-    selection: Selection,
+    selection: KernelFilter,
     to: Path,
     bench: Sequence[Path],
     ladders: Sequence[Path],
@@ -435,7 +435,7 @@ def write_report(
     points = [point for path in bench for point in read_bench(path)]
     documents = [read_ladders(path) for path in ladders]
     symbols = [str(row["symbol"]) for row in select_rows(library, selection)]
-    if not symbols and selection != Selection():
+    if not symbols and selection != KernelFilter():
         raise nothing_matches(library)
     entries: list[Entry] = []
     rejected: list[str] = []

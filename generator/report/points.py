@@ -54,9 +54,9 @@ class Point:
     keys: Mapping[str, str]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> PointKind:
         work = self.work
-        return Kind(self.device, self.state, work.layout, work.dtype_a, work.dtype_b, work.acc, work.dtype_d)
+        return PointKind(self.device, self.state, work.layout, work.dtype_a, work.dtype_b, work.acc, work.dtype_d)
 
     @property
     def ratio(self) -> float | None:
@@ -68,7 +68,7 @@ class Point:
 
 
 @dataclass(frozen=True, order=True)
-class Kind:
+class PointKind:
     """The properties that all problems of one chart share."""
 
     device: str
@@ -84,12 +84,12 @@ class Kind:
         return f"{self.layout}, {operands} in, {self.acc} accumulate, {self.dtype_d} out, {self.state}, {self.device}"
 
 
-def kinds_of(points: Iterable[Point]) -> dict[Kind, list[Point]]:
+def kinds_of(points: Iterable[Point]) -> dict[PointKind, list[Point]]:
     """Group points by kind, kinds with most problems first. Of several measurements of a problem, keep the latest.
 
     A measurement with a baseline is preferred to one without.
     """
-    found: dict[Kind, dict[str, Point]] = {}
+    found: dict[PointKind, dict[str, Point]] = {}
     for point in sorted(points, key=lambda one: (bool(one.baseline_us), one.date)):
         found.setdefault(point.kind, {})[point.work.key] = point
     ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))

@@ -127,7 +127,7 @@ def require_function(place: str) -> None:
 
 
 @dataclass(frozen=True)
-class Check:
+class SanitizerCheck:
     """A check to run: the PTX, the file that describes its launch, and the options of the command line.
 
     Fields: `reference` is FILE.py:FUNCTION, the user's own code, or empty; findings of the kinds in `ignored` do not fail the

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from generator.errors import RequestError, closest_words
-from generator.ptx.parser import Kernel, Module, PtxError, parse
+from generator.ptx.parser import Module, PtxError, PtxKernel, parse
 from generator.ptx.writer import shared_offsets
 from generator.sweep import read_toml
 from hgemm.disk import open_input
@@ -50,7 +50,7 @@ SWIZZLES = (0, 32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Buffer:
+class BufferDescription:
     """A buffer of global memory.
 
     Units: `strides` count elements.
@@ -82,7 +82,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class TensorMap:
+class MapDescription:
     """A TMA tensor map of a whole buffer. Dimension 0 is contiguous, so `box` has the reverse order of the buffer's shape."""
 
     name: str
@@ -159,8 +159,8 @@ class Description:
     dynamic_smem_bytes: int
     programmatic: bool
     resident_ctas: int
-    buffers: Mapping[str, Buffer]
-    tensor_maps: Mapping[str, TensorMap]
+    buffers: Mapping[str, BufferDescription]
+    tensor_maps: Mapping[str, MapDescription]
     parameters: tuple[Parameter, ...]
     reference: Gemm | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
@@ -285,7 +285,7 @@ def read_module(path: Path) -> tuple[str, Module]:
         raise RequestError(f"cannot read {path} as PTX: {error}") from None
 
 
-def kernel_of(module: Module, name: str, place: str) -> Kernel:
+def kernel_of(module: Module, name: str, place: str) -> PtxKernel:
     """Return a kernel of a module. Raises: RequestError with the names that it has."""
     names = [kernel.name for kernel in module.kernels]
     if not names:
@@ -363,7 +363,7 @@ def _tables(table: _Table, key: str, place: str) -> list[tuple[str, object]]:
     return list(values.items())
 
 
-def _buffer(name: str, values: object, place: str, folder: Path) -> Buffer:
+def _buffer(name: str, values: object, place: str, folder: Path) -> BufferDescription:
     table = _Table(values, place)
     dtype, shape = table.take("dtype", _word(*DTYPE_BYTES)), table.take("shape", _integers(1, range(1, 9)))
     strides = table.take("strides", _integers(0, range(1, 9), 2**40), _row_major(shape))
@@ -379,7 +379,7 @@ def _buffer(name: str, values: object, place: str, folder: Path) -> Buffer:
         raise RequestError(f"{place}: a buffer that is only read needs values: {_init_words(dtype)}")
     if writes == "once" and role == "in":
         raise RequestError(f'{place}: writes = "once" is for buffers with role "out" or "inout"')
-    found = Buffer(name, dtype, shape, strides, init, role, writes)
+    found = BufferDescription(name, dtype, shape, strides, init, role, writes)
     return found
 
 
@@ -407,7 +407,7 @@ def _init(dtype: str, folder: Path) -> Callable[[object, str], str | float]:
     return read
 
 
-def _tensor_map(name: str, values: object, place: str, buffers: Mapping[str, Buffer]) -> TensorMap:
+def _tensor_map(name: str, values: object, place: str, buffers: Mapping[str, BufferDescription]) -> MapDescription:
     table = _Table(values, place)
     buffer = buffers[table.take("buffer", _named("buffer", buffers))]
     box = table.take("box", _integers(1, range(1, 6), 256))
@@ -431,7 +431,7 @@ def _tensor_map(name: str, values: object, place: str, buffers: Mapping[str, Buf
     if row % 16 or (swizzle and row != swizzle):
         limit = f"as long as the swizzle, {swizzle} B" if swizzle else "a multiple of 16 B"
         raise RequestError(f"{place}: the first extent of box, {box[0]}, is {row} B; it must be {limit}")
-    return TensorMap(name, buffer.name, box, swizzle)
+    return MapDescription(name, buffer.name, box, swizzle)
 
 
 def _named(what: str, known: Mapping[str, Any]) -> Callable[[object, str], str]:
@@ -445,7 +445,9 @@ def _named(what: str, known: Mapping[str, Any]) -> Callable[[object, str], str]:
     return read
 
 
-def _parameter(values: object, place: str, buffers: Mapping[str, Buffer], maps: Mapping[str, TensorMap]) -> Parameter:
+def _parameter(
+    values: object, place: str, buffers: Mapping[str, BufferDescription], maps: Mapping[str, MapDescription]
+) -> Parameter:
     table = _Table(values, place)
     found: Parameter
     if table.has("struct_bytes"):
@@ -465,7 +467,7 @@ def _parameter(values: object, place: str, buffers: Mapping[str, Buffer], maps: 
 
 
 def _field(
-    values: object, place: str, buffers: Mapping[str, Buffer], maps: Mapping[str, TensorMap]
+    values: object, place: str, buffers: Mapping[str, BufferDescription], maps: Mapping[str, MapDescription]
 ) -> tuple[int, Scalar | Pointer | MapParameter]:
     table = _Table(values, place)
     at = table.take("at", _integer(0, 32764))
@@ -475,7 +477,7 @@ def _field(
 
 
 def _simple(
-    table: _Table, buffers: Mapping[str, Buffer], maps: Mapping[str, TensorMap]
+    table: _Table, buffers: Mapping[str, BufferDescription], maps: Mapping[str, MapDescription]
 ) -> Scalar | Pointer | MapParameter:
     if table.has("buffer"):
         name = table.take("buffer", _named("buffer", buffers))
@@ -511,7 +513,7 @@ def size_bytes(parameter: Parameter) -> int:
 _OPERAND = re.compile(r"\s*([^\[\]]+?)\s*\[\s*([a-z](?:\s*,\s*[a-z])*)\s*\]\s*\Z")
 
 
-def _gemm(table: _Table, place: str, buffers: Mapping[str, Buffer]) -> Gemm:
+def _gemm(table: _Table, place: str, buffers: Mapping[str, BufferDescription]) -> Gemm:
     given = _Table(table.take("reference", lambda value, where: value), f"{place}: reference")
 
     def operand(letters: str) -> Callable[[object, str], tuple[str, str]]:
@@ -557,7 +559,7 @@ def _gemm(table: _Table, place: str, buffers: Mapping[str, Buffer]) -> Gemm:
 # ==== Checks against the PTX ====
 
 
-def _check_launch(found: Description, kernel: Kernel, module: Module, place: str) -> None:
+def _check_launch(found: Description, kernel: PtxKernel, module: Module, place: str) -> None:
     if not all(found.block):
         raise RequestError(f"{place}: block is missing, and the PTX has no .reqntid")
     limits = ((kernel.required_threads, "requires", ".reqntid"), (kernel.cluster, "requires", ".reqnctapercluster"))
@@ -592,19 +594,19 @@ def _times(triple: tuple[int, ...]) -> str:
     return "x".join(map(str, triple))
 
 
-def static_smem_bytes(kernel: Kernel, module: Module) -> int:
+def static_smem_bytes(kernel: PtxKernel, module: Module) -> int:
     """Return the shared memory that the PTX declares, up to the beginning of the dynamic part."""
     variables = [one for one in (*module.variables, *kernel.variables) if one.space == "shared"]
     offsets = shared_offsets(variables)
     return max((offsets[one.name] + one.size_bytes for one in variables), default=0)
 
 
-def has_dynamic_smem(kernel: Kernel, module: Module) -> bool:
+def has_dynamic_smem(kernel: PtxKernel, module: Module) -> bool:
     """Tell whether the PTX declares an array of shared memory without a size."""
     return any(one.space == "shared" and not one.size_bytes for one in (*module.variables, *kernel.variables))
 
 
-def _check_parameters(found: Description, kernel: Kernel, place: str) -> None:
+def _check_parameters(found: Description, kernel: PtxKernel, place: str) -> None:
     needed, given = kernel.parameters, found.parameters
     if len(needed) != len(given):
         listed = ", ".join(map(_declared, needed)) or "none"

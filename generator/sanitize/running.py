@@ -26,15 +26,15 @@ from generator.sanitize.description import (
     DTYPE_BYTES,
     FLOATS,
     MAP_BYTES,
-    Buffer,
+    BufferDescription,
     Description,
     Gemm,
+    MapDescription,
     MapParameter,
     Parameter,
     Pointer,
     Scalar,
     Struct,
-    TensorMap,
     read_description,
     read_module,
     static_smem_bytes,
@@ -106,7 +106,7 @@ class Memory:
             return decode(np.ascontiguousarray(stored), dtype)
         return stored.copy()
 
-    def _fill(self, buffer: Buffer, seed: int) -> None:
+    def _fill(self, buffer: BufferDescription, seed: int) -> None:
         if buffer.init == "uninitialised":
             return
         target = self.elements(buffer.name)
@@ -121,7 +121,7 @@ def _block(size_bytes: int) -> np.ndarray:
     return block
 
 
-def initial(buffer: Buffer, seed: int) -> np.ndarray:
+def initial(buffer: BufferDescription, seed: int) -> np.ndarray:
     """Return the stored elements of a buffer before the launch. Raises: RequestError if its file does not fit."""
     digest = hashlib.sha256(f"{seed} {buffer.name}".encode()).digest()
     generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
@@ -140,7 +140,7 @@ def initial(buffer: Buffer, seed: int) -> np.ndarray:
     return values.astype(stored_type(buffer.dtype))
 
 
-def _loaded(buffer: Buffer) -> np.ndarray:
+def _loaded(buffer: BufferDescription) -> np.ndarray:
     try:
         values = np.lib.format.open_memmap(str(buffer.init), mode="r")  # reads nothing yet, and no pickles
     except (OSError, ValueError) as error:
@@ -209,11 +209,11 @@ def _packed_struct(parameter: Struct, description: Description, memory: Memory) 
     return bytes(content)
 
 
-def host_map(rule: TensorMap, description: Description, memory: Memory) -> bytes:
+def host_map(rule: MapDescription, description: Description, memory: Memory) -> bytes:
     """Return a tensor map in the executor's format. Dimension 0 is the last one of the buffer."""
     buffer = description.buffers[rule.buffer]
     size = DTYPE_BYTES[buffer.dtype]
-    made = abi.TensorMap(
+    made = abi.EmulatedTensorMap(
         base=memory.address(buffer.name),
         extent=tuple(reversed(buffer.shape)),
         stride_bytes=tuple(stride * size for stride in reversed(buffer.strides[:-1])),
@@ -233,7 +233,7 @@ _FLAGS = {
 }
 
 
-def region(buffer: Buffer, address: int) -> Region:
+def region(buffer: BufferDescription, address: int) -> Region:
     """Return the memory of a buffer that the kernel may access: rows of contiguous elements, without the gaps between them.
 
     Dimensions that are contiguous with one another are one. If more than three are left, the gaps count as part of the buffer.
@@ -260,7 +260,7 @@ def region(buffer: Buffer, address: int) -> Region:
     )
 
 
-def _merged(buffer: Buffer) -> list[tuple[int, int]]:
+def _merged(buffer: BufferDescription) -> list[tuple[int, int]]:
     """Return the extents and strides of a buffer, the longest stride first, without those that continue another."""
     dims = sorted(
         (

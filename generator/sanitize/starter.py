@@ -8,8 +8,8 @@ from pathlib import Path
 from generator.ptx.parser import (
     Address,
     Instruction,
-    Kernel,
     Module,
+    PtxKernel,
     Register,
     Symbol,
     Variable,
@@ -24,12 +24,12 @@ _HEAD = """# How `hgemm sanitize {ptx}` launches the kernel. Sizes come from the
 _MAP_ALIGN = 64
 
 
-def launch_file(path: Path, kernel: Kernel, module: Module) -> str:
+def launch_file(path: Path, kernel: PtxKernel, module: Module) -> str:
     """Return the text of a launch file. It is complete, but shapes, values and roles are guesses."""
     return "\n".join([_HEAD.format(ptx=path.name), *_lines(kernel, module)]) + "\n"
 
 
-def _lines(kernel: Kernel, module: Module) -> Iterator[str]:
+def _lines(kernel: PtxKernel, module: Module) -> Iterator[str]:
     others = [one.name for one in module.kernels if one.name != kernel.name]
     yield f'kernel = "{kernel.name}"'
     yield from (f'# kernel = "{name}"' for name in others)
@@ -123,7 +123,7 @@ Place = tuple[str, int]
 """A parameter, and an offset in it."""
 
 
-def _loads(kernel: Kernel) -> tuple[dict[Place, str], set[Place]]:
+def _loads(kernel: PtxKernel) -> tuple[dict[Place, str], set[Place]]:
     """Return the type of each part of a parameter that the kernel loads, and those that it uses as addresses: directly, or
     after cvta.to."""
     types: dict[Place, str] = {}

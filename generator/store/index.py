@@ -70,34 +70,34 @@ class Not:
 
 
 @dataclass(frozen=True)
-class Every:
+class And:
     """True if all `items` are true."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Some:
+class Or:
     """True if any of `items` is true."""
 
     items: tuple[Node, ...]
 
 
-Node = Compare | Like | Truth | Not | Every | Some
-EVERYTHING = Every(())
+Node = Compare | Like | Truth | Not | And | Or
+EVERYTHING = And(())
 """The condition that every record meets."""
 
 
 def any_like(fields: tuple[str, ...], patterns: tuple[str, ...]) -> Node:
     """Return the condition that one of the fields is like one of the patterns."""
-    return Some(tuple(Like(field, pattern) for field in fields for pattern in patterns))
+    return Or(tuple(Like(field, pattern) for field in fields for pattern in patterns))
 
 
 def matches(node: Node, flat: Mapping[str, Scalar]) -> bool:
     """Tell whether a flat record meets a condition."""
-    if isinstance(node, Every):
+    if isinstance(node, And):
         return all(matches(item, flat) for item in node.items)
-    if isinstance(node, Some):
+    if isinstance(node, Or):
         return any(matches(item, flat) for item in node.items)
     if isinstance(node, Not):
         return not matches(node.item, flat)

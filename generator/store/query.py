@@ -11,7 +11,7 @@ from generator import epilogue
 from generator.arch import ARCHS, parse_arch, parse_arch_list
 from generator.errors import LibraryError, RequestError, closest_words, unknown_word
 from generator.spec import HASH_DIGITS, parse_field
-from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, any_like
+from generator.store.index import And, Compare, Like, Literal, Node, Not, Or, Truth, any_like
 from generator.store.library import Library
 from generator.store.schema import flat_fields
 from hgemm.checks import MAX_INTEGER
@@ -139,13 +139,13 @@ class _Parser:
         items = [self._term(depth)]
         while self._took("or"):
             items.append(self._term(depth))
-        return items[0] if len(items) == 1 else Some(tuple(items))
+        return items[0] if len(items) == 1 else Or(tuple(items))
 
     def _term(self, depth: int) -> Node:
         items = [self._factor(depth)]
         while self._took("and"):
             items.append(self._factor(depth))
-        return items[0] if len(items) == 1 else Every(tuple(items))
+        return items[0] if len(items) == 1 else And(tuple(items))
 
     def _factor(self, depth: int) -> Node:
         if depth > MAX_NESTING:
@@ -224,7 +224,7 @@ _TILE = re.compile(r"[0-9]{1,5}x[0-9]{1,5}(x[0-9]{1,5})?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Selection:
+class KernelFilter:
     """The filters of the command line as texts. An empty filter chooses everything."""
 
     arch: str = ""
@@ -238,7 +238,7 @@ class Selection:
     epilogue: str = ""
 
 
-def condition_of(selection: Selection, known: Collection[str] | None = None) -> Node:
+def condition_of(selection: KernelFilter, known: Collection[str] | None = None) -> Node:
     """Return the conjunction of all filters of a selection.
 
     Raises: RequestError if a filter is malformed or names a field that is not `known`.
@@ -247,22 +247,22 @@ def condition_of(selection: Selection, known: Collection[str] | None = None) -> 
     if selection.arch:
         items.append(_one_of("arch", parse_arch_list(selection.arch, "--arch")))
     if selection.tile:
-        items.append(Some(tuple(_tile(word) for word in _words(selection.tile))))
+        items.append(Or(tuple(_tile(word) for word in _words(selection.tile))))
     if selection.layout:
         items.append(_one_of("layout", tuple(_layout(word) for word in _words(selection.layout))))
     for name, text in (("dtype_a", selection.dtype), ("acc", selection.acc), ("dtype_d", selection.out)):
         if text:
             items.append(_one_of(name, tuple(parse_field(name, word) for word in _words(text))))
     if selection.kernels:
-        items.append(Some(tuple(_named(word) for word in _words(selection.kernels))))
+        items.append(Or(tuple(_named(word) for word in _words(selection.kernels))))
     if selection.where.strip():
         items.append(parse_where(selection.where, known))
-    return Every(tuple(items))
+    return And(tuple(items))
 
 
 def fields_in(node: Node) -> list[str]:
     """Return the fields that a condition names, each once, without symbol and alias."""
-    if isinstance(node, (Every, Some)):
+    if isinstance(node, (And, Or)):
         names = [name for item in node.items for name in fields_in(item)]
     elif isinstance(node, Not):
         names = fields_in(node.item)
@@ -293,7 +293,7 @@ def _hash_of(shown: str) -> str:
     return found.hash if found else NONE
 
 
-def select_rows(library: Library, selection: Selection, sort: str = "symbol") -> list[dict[str, Scalar]]:
+def select_rows(library: Library, selection: KernelFilter, sort: str = "symbol") -> list[dict[str, Scalar]]:
     """Return the flat records of a selection, sorted by a field; `-field` sorts in descending order.
 
     Raises: RequestError for a malformed filter or an unknown field; LibraryError if the library cannot be read.
@@ -308,7 +308,7 @@ def select_rows(library: Library, selection: Selection, sort: str = "symbol") ->
     return present + [row for row in rows if field not in row]
 
 
-def choose(library: Library, names: Collection[str], selection: Selection) -> list[str]:
+def choose(library: Library, names: Collection[str], selection: KernelFilter) -> list[str]:
     """Return the symbols that match a selection and, if names are given, one of the names (see `resolve`).
 
     Raises: RequestError for a malformed filter or an unknown name; LibraryError if nothing matches.
@@ -328,7 +328,7 @@ def nothing_matches(library: Library) -> LibraryError:
     return LibraryError(f"{library.folder} has no kernels: {made}")
 
 
-def left_out(library: Library, names: Collection[str], selection: Selection) -> dict[str, int]:
+def left_out(library: Library, names: Collection[str], selection: KernelFilter) -> dict[str, int]:
     """Count, by architecture, the kernels that only --arch excludes although its GPUs run them: sm_90a for sm_90.
 
     Raises: as `choose`.
@@ -341,7 +341,7 @@ def left_out(library: Library, names: Collection[str], selection: Selection) -> 
     return {arch: count for arch, count in counts.items() if count}
 
 
-def _chosen(library: Library, names: Collection[str], selection: Selection) -> list[str]:
+def _chosen(library: Library, names: Collection[str], selection: KernelFilter) -> list[str]:
     rows = [str(row["symbol"]) for row in select_rows(library, selection)]
     named = {symbol for name in names for symbol in resolve(library, name)}
     return [symbol for symbol in rows if not names or symbol in named]
@@ -427,11 +427,11 @@ def _named(word: str) -> Node:
     if _is_glob(word):
         return any_like(NAME_FIELDS, (word,))
     by_hash = (Like("symbol", _hash_glob(word)),) if _hash_glob(word) else ()
-    return Some((any_like(NAME_FIELDS, (word + "*",)), *by_hash))
+    return Or((any_like(NAME_FIELDS, (word + "*",)), *by_hash))
 
 
 def _one_of(field: str, texts: tuple[str, ...]) -> Node:
-    return Some(tuple(Compare(field, "=", Literal(text)) for text in texts))
+    return Or(tuple(Compare(field, "=", Literal(text)) for text in texts))
 
 
 def _layout(word: str) -> str:

@@ -6,7 +6,7 @@ import json
 from dataclasses import MISSING, fields
 from typing import Any
 
-from generator.spec import FIELDS, Choice, Field, Spec, Whole
+from generator.spec import FIELDS, Field, IntegerParser, Spec, WordParser
 from hgemm.record import RENAMED_FIELDS, RENAMED_WORDS, flatten, json_schema
 
 _TYPES = {"int": "integer", "bool": "boolean"}
@@ -34,9 +34,9 @@ def schema_text() -> str:
 
 def _spec_field(row: Field) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": _TYPES.get(_ANNOTATIONS[row.name], "string")}
-    if isinstance(row.parse, Choice):
+    if isinstance(row.parse, WordParser):
         schema["enum"] = [*row.parse.words, *RENAMED_WORDS.get(row.name, ())]
-    if isinstance(row.parse, Whole):
+    if isinstance(row.parse, IntegerParser):
         schema |= {"minimum": row.parse.low, "maximum": row.parse.high}
     units = {"x-unit": row.unit} if row.unit else {}
     return {**schema, "description": row.meaning or row.help, **units}

@@ -20,7 +20,7 @@ from generator.families.base import Plan
 from generator.layouts import ASYNC_BYTES
 from generator.spec import Texts, symbol_of
 from generator.store.library import Library
-from generator.sweep import over, read_spec_file, sweep
+from generator.sweep import overridden, read_spec_file, sweep
 from hgemm.bench.work import Work
 from hgemm.disk import read_text, write_atomically
 from hgemm.dispatch_table import kind_of, row_of
@@ -80,7 +80,7 @@ def plans_of(
         if ARCHS[arch].has_wgmma and not space and not wide:
             groups += catalog_tiles()
         groups = groups if space else [_scaled_to_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
-        requests += [over(group, {**_problem_fields(kind, aligns, arch), **more}) for group in groups]
+        requests += [overridden(group, {**_problem_fields(kind, aligns, arch), **more}) for group in groups]
     return {symbol_of(plan.spec): plan for plan in sweep(requests).plans}
 
 
@@ -181,7 +181,7 @@ class Search:
     jobs: int
 
 
-class Generating:
+class GeneratedCandidates:
     """Kernels `symbols` of a library, plus those of a search. Raises RequestError if its specs are malformed."""
 
     def __init__(

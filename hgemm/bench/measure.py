@@ -17,7 +17,16 @@ from hgemm.bench.contenders import contender_name, options_to_try, symbol_of
 from hgemm.bench.device import Graph, Stream, Telemetry, Watchdog
 from hgemm.bench.memory_kernel import MemoryKernel, moved_bytes
 from hgemm.bench.operands import POISON, SCALAR, Operands, Pool, copy_bytes_per_s, expression_operands
-from hgemm.bench.protocol import Protocol, Tolerance, abba, block_launches, by_place, fastest, figures, round_times
+from hgemm.bench.protocol import (
+    Protocol,
+    Tolerance,
+    block_launches,
+    block_times_us,
+    fastest,
+    figures,
+    forth_and_back,
+    round_times,
+)
 from hgemm.bench.results import ratios
 from hgemm.bench.work import Work
 from hgemm.device import Device
@@ -139,11 +148,11 @@ class OutputSample:
     def __init__(self, operands: Operands, seed: int) -> None:
         self.operands = operands
         work, rng = operands.work, np.random.default_rng(seed)
-        self.rows = _some(rng, work.m, ROWS)
-        self.columns = _some(rng, work.columns_of_d, COLUMNS)
+        self.rows = _sample_indices(rng, work.m, ROWS)
+        self.columns = _sample_indices(rng, work.columns_of_d, COLUMNS)
         self.columns_of_b = self.columns
         if work.parsed and work.parsed.gated:  # whole blocks of the pair
-            blocks = _some(rng, work.columns_of_d // PAIR_COLUMNS, COLUMNS // PAIR_COLUMNS)
+            blocks = _sample_indices(rng, work.columns_of_d // PAIR_COLUMNS, COLUMNS // PAIR_COLUMNS)
             self.columns, self.columns_of_b = (
                 (blocks[:, None] * width + np.arange(width)).reshape(-1) for width in (PAIR_COLUMNS, 2 * PAIR_COLUMNS)
             )
@@ -226,7 +235,7 @@ class OutputSample:
         return found
 
 
-def _some(rng: np.random.Generator, extent: int, count: int) -> np.ndarray:
+def _sample_indices(rng: np.random.Generator, extent: int, count: int) -> np.ndarray:
     """Return sorted sample places: the first, the last, and random ones between."""
     if extent <= count:
         return np.arange(extent)
@@ -440,7 +449,9 @@ class Race:
         rounds: list[list[tuple[str, float]]] = []
         pending: list[tuple[str, list[Callable[[], float]]]] = []
         while True:  # the next round is always queued before the current one ends
-            enqueued = [(name, [self.block(name) for _ in range(protocol.turn_blocks)]) for name in abba(names)]
+            enqueued = [
+                (name, [self.block(name) for _ in range(protocol.turn_blocks)]) for name in forth_and_back(names)
+            ]
             if pending:
                 rounds.append([(name, self._turn_ms(name, waits)) for name, waits in pending])
             pending = enqueued
@@ -463,7 +474,7 @@ class Race:
         """Return rounds of short loads. Each load follows a pause and one block that raises the clock."""
         rounds = []
         for _ in range(self.protocol.burst_rounds):
-            row, left = [], abba(names)
+            row, left = [], forth_and_back(names)
             while left:
                 self.stream.synchronize()
                 time.sleep(self.protocol.cool_down_s)
@@ -678,7 +689,7 @@ def _measured(
     if race.spans:  # only contenders that ran long enough for their own clock
         result["alone"] = {name: context.telemetry.within(race.spans[name]) for name in names}
     if race.turns:
-        result["turns_us"] = {name: by_place(race.turns[name]) for name in names}
+        result["turns_us"] = {name: block_times_us(race.turns[name]) for name in names}
     if best and (wrong := sample.complaint(race.launches[best][0])):  # on a hot card, where a data race may show first
         race.reject(best, f"after timing: {wrong}")
     result["seconds"] = {"setup": round(measured_from - began, 2), "rounds": round(ended - measured_from, 2)}

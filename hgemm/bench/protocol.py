@@ -76,7 +76,7 @@ class Tolerance:
         return Tolerance(factor * self.absolute, factor * self.relative, factor * self.norm)
 
 
-def abba(names: Sequence[str]) -> list[str]:
+def forth_and_back(names: Sequence[str]) -> list[str]:
     """Return the order of one round: forwards, then backwards. This cancels drift."""
     return [*names, *reversed(names)]
 
@@ -99,7 +99,7 @@ def round_times(rounds: Sequence[Sequence[tuple[str, float]]]) -> dict[str, list
     return times
 
 
-def by_place(turns: Sequence[Sequence[float]]) -> list[float]:
+def block_times_us(turns: Sequence[Sequence[float]]) -> list[float]:
     """Return median microseconds per launch of the first block of a turn, of the second, and so on."""
     return [round(statistics.median(ms) * 1e3, 3) for ms in zip(*turns)]
 

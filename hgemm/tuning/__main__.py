@@ -10,7 +10,7 @@ import click
 from hgemm.bench.work import read_kernels
 from hgemm.errors import run_command
 from hgemm.locations import existing_library
-from hgemm.tuning.runner import Prebuilt, tune_library, tune_options
+from hgemm.tuning.runner import LibraryCandidates, tune_library, tune_options
 
 
 @click.command("tune")
@@ -21,7 +21,7 @@ def command(library: Path, kernels: str, **options: Any) -> int:
     """Find and record the best kernel of a library for each problem. `hgemm tune --help` explains how."""
     return tune_library(
         library,
-        lambda plan, target: Prebuilt(read_kernels(library, kernels), target, plan.candidates),
+        lambda plan, target: LibraryCandidates(read_kernels(library, kernels), target, plan.candidates),
         options,
     )
 

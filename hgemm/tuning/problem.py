@@ -73,7 +73,7 @@ def halve(
     return left, {name: statistics.median(of_name) for name, of_name in times.items()}
 
 
-def lead(other: Sequence[float], own: Sequence[float]) -> tuple[float, float]:
+def advantage(other: Sequence[float], own: Sequence[float]) -> tuple[float, float]:
     """Return by how much `own` is faster than `other` in paired rounds, and the uncertainty of this: two standard errors.
 
     Both are relative. The standard error of a median of n values is about half of p10 to p90 over sqrt(n).
@@ -89,15 +89,15 @@ def decide(times: Mapping[str, Sequence[float]], order: Sequence[str]) -> str:
     """
     winner = order[0]
     for name in order[1:]:
-        ahead, error = lead(times[winner], times[name])
+        ahead, error = advantage(times[winner], times[name])
         if ahead > error:
             winner = name
     return winner
 
 
-def may_lead(times: Mapping[str, Sequence[float]], winner: str, name: str) -> bool:
+def is_undecided(times: Mapping[str, Sequence[float]], winner: str, name: str) -> bool:
     """Return whether a name may be so far ahead of the winner that more rounds are needed."""
-    return sum(lead(times[winner], times[name])) > DOUBTFUL
+    return sum(advantage(times[winner], times[name])) > DOUBTFUL
 
 
 # ---- Ranking: which kernels to measure ------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def _timed(
         for name, more in rounds_of(race, left, state).items():
             times[name] += more
         winner = decide(times, left)
-        left = [name for name in left if name == winner or may_lead(times, winner, name)]
+        left = [name for name in left if name == winner or is_undecided(times, winner, name)]
         if len(left) == 1:
             break
     return (began, time.perf_counter()), times
@@ -459,7 +459,7 @@ def _measure_again(race: Race, selected: str, winner: str, context: BenchContext
     for _ in range(MAX_REPEATS):
         for name, more in rounds_of(race, names, state).items():
             times[name] += more
-        ahead, error = lead(times[selected], times[winner])
+        ahead, error = advantage(times[selected], times[winner])
         if abs(ahead) > error or error < DOUBTFUL:
             break
     return {"ahead": round(ahead, 4), "error": round(error, 4)}

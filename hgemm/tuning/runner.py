@@ -52,7 +52,7 @@ from hgemm.selection_query import Target
 from hgemm.tuning.problem import DEFAULT_MIX, TUNED_STATES, Mix, Ranking, parse_mix, tune
 
 
-class Supply(typing.Protocol):
+class CandidateSource(typing.Protocol):
     """Source of the kernels that tuning measures."""
 
     ranking: Ranking
@@ -78,7 +78,7 @@ class Supply(typing.Protocol):
         """Stop making kernels."""
 
 
-class Prebuilt:
+class LibraryCandidates:
     """Kernels that already exist."""
 
     def __init__(self, kernels: Iterable[Kernel], target: Target, candidates: int) -> None:
@@ -162,7 +162,7 @@ class TunePlan:
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
-def run(plan: TunePlan, supply: Supply, device: Device, log: Log) -> dict[str, Any]:
+def run(plan: TunePlan, supply: CandidateSource, device: Device, log: Log) -> dict[str, Any]:
     """Tune all problems of a plan and return the document: device, protocol and results.
 
     If a kernel fault ends the run, `lost` names the kernel.
@@ -245,7 +245,9 @@ def _order(kernels: Sequence[Kernel]) -> Callable[[str], Any]:
     return lambda name: simplicity(traits[symbol_of(name)])
 
 
-def _selected(supply: Supply, sessions: Sequence[Session], device: Device, works: Sequence[Work]) -> dict[str, str]:
+def _selected(
+    supply: CandidateSource, sessions: Sequence[Session], device: Device, works: Sequence[Work]
+) -> dict[str, str]:
     """Return the kernels that the library selects so far, by problem, and make them candidates. Empty if there is none."""
     selector = Selector(DispatchTable.of(supply.records, sessions), Target.of(device))
     found = {work.key: choice.symbol if (choice := selector.find(query_of(work))) else "" for work in works}
@@ -262,7 +264,7 @@ def _remaining(plan: TunePlan, own_sessions: Sequence[Session]) -> list[Work]:
     return [work for work in part if problem_of(work) not in done]
 
 
-def _learn(supply: Supply, sessions: Sequence[Session], device: Device) -> None:
+def _learn(supply: CandidateSource, sessions: Sequence[Session], device: Device) -> None:
     """Pass the results of earlier sessions on devices like this one to the ranking."""
     here = (device.capability[0] * 10 + device.capability[1], device.sms)
     problems: dict[tuple[int, ...], MeasuredProblem] = {}
@@ -274,7 +276,7 @@ def _learn(supply: Supply, sessions: Sequence[Session], device: Device) -> None:
             supply.ranking.learn(problems[place[2:]], found.times_us, found.order, found.options)
 
 
-def _learn_result(supply: Supply, work: Work, result: dict[str, Any]) -> None:
+def _learn_result(supply: CandidateSource, work: Work, result: dict[str, Any]) -> None:
     if result.get("ours") and result["ours"] not in result["refused"]:
         times = {symbol_of(name): time for name, time in times_of(result).items()}
         supply.ranking.learn(
@@ -291,7 +293,7 @@ def _learn_result(supply: Supply, work: Work, result: dict[str, Any]) -> None:
 _PART = re.compile(r"([0-9]{1,3})/([0-9]{1,3})")
 
 
-def part_of(text: str) -> tuple[int, int]:
+def parse_part(text: str) -> tuple[int, int]:
     """Parse I/N, with 1 <= I <= N. Raises RequestError if malformed."""
     match = _PART.fullmatch(text)
     part = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -300,7 +302,7 @@ def part_of(text: str) -> tuple[int, int]:
     return part
 
 
-def visible(count: int, given: str | None) -> list[str]:
+def visible_gpus(count: int, given: str | None) -> list[str]:
     """Return the names of the first `count` visible GPUs. `given` is the value of CUDA_VISIBLE_DEVICES.
 
     Raises: RequestError if there are fewer.
@@ -313,12 +315,12 @@ def visible(count: int, given: str | None) -> list[str]:
     return names[:count]
 
 
-def in_parts(count: int, seed: int, as_json: bool) -> int:
+def run_on_gpus(count: int, seed: int, as_json: bool) -> int:
     """Run this command once per GPU, each on its part of the problems with one seed. Return the worst exit status.
 
     Each GPU's messages are prefixed with its name. The results are printed one after another, or as one JSON list.
     """
-    names = visible(count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    names = visible_gpus(count, os.environ.get("CUDA_VISIBLE_DEVICES"))
     command = [*sys.orig_argv, "--gpus", "1", "--seed", str(seed)]
     processes = [
         subprocess.Popen(
@@ -361,7 +363,7 @@ def _read(stream: IO[str], answers: list[str], at: int) -> None:
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-MakeSupply = Callable[[TunePlan, Target], Supply]
+MakeSupply = Callable[[TunePlan, Target], CandidateSource]
 
 _OPTIONS = (
     number_option("--candidates", click.IntRange(1), TunePlan.candidates, "Number of kernels to try for each problem."),
@@ -397,7 +399,7 @@ def tune_library(library: Path, make_supply: MakeSupply, options: dict[str, Any]
         raise RequestError("--junit is written by one process: use --gpus 1, or --json")
     require_writable(options["junit"], "--junit")
     if options["gpus"] > 1:
-        return in_parts(options["gpus"], plan.seed, options["as_json"])
+        return run_on_gpus(options["gpus"], plan.seed, options["as_json"])
     device = open_device()
     document = run(plan, make_supply(plan, Target.of(device)), device, lambda text: click.echo(text, err=True))
     results = document["results"]
@@ -486,6 +488,6 @@ def plan_of(library: Path, options: dict[str, Any]) -> TunePlan:
         seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],
         fresh=options["fresh"],
         resume=options["resume"],
-        part=part_of(options["part"]),
+        part=parse_part(options["part"]),
         limit_s=options["timeout"],
     )

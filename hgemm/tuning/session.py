@@ -17,7 +17,7 @@ from hgemm.errors import DeviceError, RequestError
 from hgemm.library import Library
 from hgemm.locations import existing_library
 from hgemm.selection_query import Target
-from hgemm.tuning.runner import Prebuilt, plan_of, run, tune_options
+from hgemm.tuning.runner import LibraryCandidates, plan_of, run, tune_options
 
 _LOG = logging.getLogger("hgemm")
 _OF_COMMANDS = {"gpus": 1, "part": "1/1", "as_json": False}
@@ -66,7 +66,7 @@ def tune(
     plan = plan_of(folder, given)
     found = read_kernels(folder, kernels)
     device = open_device()
-    document = run(plan, Prebuilt(found, Target.of(device), plan.candidates), device, _LOG.info)
+    document = run(plan, LibraryCandidates(found, Target.of(device), plan.candidates), device, _LOG.info)
     if document["lost"]:
         raise DeviceError(document["lost"])
     tuned: dict[str, Tuned] = {}
