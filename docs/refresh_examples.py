@@ -3,7 +3,8 @@
     python docs/refresh_examples.py [README.md docs/tutorial.md ...]
 
 Run it in the root of the repository after a change of what a command prints. The commands of a page share a new, empty library.
-Commands that need a GPU, files or minutes belong in a block without output.
+Commands that need a GPU, files or minutes belong in a block without output. A line `...` in an output stands for the lines that
+the page leaves out: as many lines as now stay before and after it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,16 @@ def _output(line: str, old: str, library: str) -> str:
         return ""
     if "error:" in output and "error:" not in old:
         raise SystemExit(f"{line.rstrip()} fails:\n{output}")
-    return output
+    return _shortened(output, old)
+
+
+def _shortened(output: str, old: str) -> str:
+    """Return an output without the lines for which the old one has a line `...`."""
+    before, dots, after = old.partition("\n...\n")
+    if not dots:
+        return output
+    lines, first, last = output.splitlines(), before.count("\n") + 1, after.count("\n")
+    return "\n".join([*lines[:first], "...", *lines[len(lines) - last :], ""])
 
 
 def main(arguments: list[str]) -> None:
