@@ -1,4 +1,4 @@
-"""Sets the sections of docstrings (Shapes, Units, Raises, Source) as paragraphs of their own in the Python reference."""
+"""Sets the sections of docstrings (Shapes, Units, Fields, Raises, Source) as paragraphs of their own in the Python reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import griffe
 
-SECTION = re.compile(r"(?:^[ \t]*|(?<=\.) )(Shapes|Units|Returns|Raises|Source): ", re.MULTILINE)
+SECTION = re.compile(r"(?:^[ \t]*|(?<=\.) )(Shapes|Units|Fields|Returns|Raises|Source): ", re.MULTILINE)
 
 
 class Sections(griffe.Extension):
