@@ -1,5 +1,6 @@
 """Condense result files into summaries that are small enough to commit.
 
+\b
     hgemm bench --suite public --keep build/bench.json
     python -m benchmarks.condense build/bench.json --to benchmarks/data
 

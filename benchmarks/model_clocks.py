@@ -14,9 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-import pynvml
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+
+try:
+    import pynvml
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install nvidia-ml-py torch transformers") from None
 
 POWER_INSTANT_FIELD = 186
 """NVML_FI_DEV_POWER_INSTANT, in mW."""

@@ -1,5 +1,6 @@
 """Show where launches on wgmma spend their time: each CTA writes the clock at the ends of its phases.
 
+\b
     python -m benchmarks.timeline --spec FILE --problems 202x2048x1024,646x768x768 --json OUT.json
 
 The kernels are built from templates with stamps in them, which cost about 0.1 us each. Kernels need form `atoms`, copies by TMA,
