@@ -88,14 +88,13 @@ def spec_fields() -> str:
     """Return one table of spec options for each group of `generate --help`, from the field table."""
     from generator.spec import BY_FIELD, SPEC_OPTIONS
 
-    everywhere = max((row.families for row in BY_FIELD.values()), key=len)
     sections = []
     for group in dict.fromkeys(option.group for option in SPEC_OPTIONS):
         rows = []
         for option in SPEC_OPTIONS:
             if option.group == group:
                 field = BY_FIELD[option.fields[0]]
-                families = "all" if field.families == everywhere else ", ".join(f"`{name}`" for name in field.families)
+                families = ", ".join(f"`{name}`" for name in field.families) or "all"
                 names = ", ".join(f"`{name}`" for name in option.fields)
                 rows.append((f"`{option.flag}`", names, option.help, families))
         sections.append(f"### {group}\n\n" + table(("Option", "Record fields", "Meaning", "Families"), rows))
