@@ -330,7 +330,7 @@ Examples:
 )
 @click.option("--prefix", default="hgemm", show_default=True, metavar="NAME", help="Prefix of symbols and file names.")
 @click.option("--invariant", is_flag=True, help="Make all products batch-invariant, as with HGEMM_BATCH_INVARIANT.")
-@click.option("--blas", is_flag=True, help="Also build libhgemm_blas.so, which programs use in place of cuBLAS.")
+@click.option("--blas", is_flag=True, help="Also build libhgemm_blas.so, which programs use instead of cuBLAS.")
 @click.option("--source", is_flag=True, help="Also write the kernels' sources, to compile them into your own files.")
 @click.option(
     "--require-proof", is_flag=True, help="Fail if a kernel has no proof of its files on the CPU by this version."

@@ -214,7 +214,7 @@ def _note(model: Model, archs: Sequence[str], dtype: str) -> None:
 
 def _chosen(choice: PackedKernels) -> str:
     count = len(choice.plans)
-    losses = f"{100 * choice.mean_loss:.1f} % in the mean, {100 * choice.worst_loss:.1f} % at worst"
+    losses = f"{100 * choice.mean_loss:.1f} % on average, {100 * choice.worst_loss:.1f} % at worst"
     return f"chose {count} of {choice.candidates} kernels for {choice.arch}: predicted loss {losses}"
 
 
