@@ -64,7 +64,7 @@ def test_the_package_calibrates_what_was_measured_and_fits_its_model() -> None:
     found = calibration()
     assert found.fitted == fits()["wgmma"].date, "the model was refitted: run `python -m benchmarks.calibration fit`"
     assert found.devices and found.problems and found.state == "model"
-    assert PATH.stat().st_size < 550_000
+    assert PATH.stat().st_size < 600_000
 
 
 def test_types_and_bias_share_the_measurement_of_a_kernel() -> None:
