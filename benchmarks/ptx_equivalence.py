@@ -71,7 +71,7 @@ def _before(following: list[list[int]]) -> list[list[int]]:
 def _always_reaches(
     steps: list[list[int]], first: int, wanted: Callable[[int], bool], harmless: Callable[[int], bool], end: bool
 ) -> bool:
-    """Tell whether every path from a place leads to a wanted place, and passes harmless places only.
+    """Return whether every path from a place leads to a wanted place, and passes harmless places only.
 
     A path may also end if `end`. One that never ends passes harmless places only, so it counts.
     """

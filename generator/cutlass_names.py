@@ -44,7 +44,7 @@ _FOREIGN = (
     (r"16816fast|1688fast|tf32gemm|bf16gemm|f16gemm|1688gemm_\d", "f32 inputs that the kernel converts"),
     (r"tensorop_tf32_", "a D of tf32"),
 )
-"""What names may say and no spec supports, the most specific first."""
+"""Parts of names that no spec supports, the most specific first."""
 
 _SUPPORTED = "a spec has inputs of f16, bf16 or tf32, both of one type, dense and real, and a C of D's type"
 _UNKNOWN = "no matrix product as CUTLASS's library names them"
@@ -74,7 +74,7 @@ class Named:
 
 
 def has_globs(text: str) -> bool:
-    """Tell whether a text has globs, for which CUTLASS's names must be listed. That takes seconds."""
+    """Return whether a text has globs, for which CUTLASS's names must be listed. That takes seconds."""
     return bool(set(text) & set("*?["))
 
 

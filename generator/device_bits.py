@@ -255,7 +255,7 @@ def cublaslt_digests(kernel: Kernel, device: Device, seed: int) -> list[str]:
 
 
 def is_plain(traits: LaunchTraits) -> bool:
-    """Tell whether cuBLASLt computes the same D: no bias, activation or expression, and dense rows."""
+    """Return whether cuBLASLt computes the same D: no bias, activation or expression, and dense rows."""
     dense = all(extent % align == 0 for extent, align in ((COMMON.k, traits.align_a), (COMMON.n, traits.align_d)))
     plain = traits.bias in ("none", "launch") and traits.activation == "none" and not traits.epilogue
     return plain and dense and COMMON.m % 8 == 0

@@ -38,9 +38,9 @@ from hgemm.record import CUBIN_NAME, PTX_NAME
 
 TIMEOUT_S = 300.0
 TURN_WAIT_S = 30.0
-"""How long a case that needs much memory waits until no other process allocates for such a case."""
+"""Maximum wait of a case that needs much memory for other processes that allocate for such a case."""
 MEMORY_WAIT_S = 3.0
-"""How long it then waits for memory of other processes. Their cases of this kind take less."""
+"""Maximum wait for memory of other processes after that. Their cases of this kind take less."""
 SPARE_BYTES = 2**31
 """The memory that such a case leaves to the other cases of all processes."""
 CODES = ("auto", "cubin", "ptx")
@@ -121,7 +121,7 @@ class CheckOutcome:
 
 
 def open_kernel(library: Library, symbol: str, code: str = "auto") -> Kernel:
-    """Load a kernel to launch its cubin, its PTX, or whichever runs. Its hashes are checked.
+    """Load a kernel to launch its cubin, its PTX, or the one that runs. Its hashes are checked.
 
     Raises: LibraryError if it cannot be read, or fails the checks.
     """

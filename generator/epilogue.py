@@ -123,13 +123,13 @@ def operands_bytes(text: str) -> int:
 
 
 def is_long(text: str) -> bool:
-    """Tell whether an expression has many instructions."""
+    """Return whether an expression has many instructions."""
     found = expression_of(text)
     return bool(found) and found.steps > _LONG_STEPS
 
 
 def reduces(text: str) -> bool:
-    """Tell whether an expression has reductions."""
+    """Return whether an expression has reductions."""
     found = expression_of(text)
     return bool(found and found.reductions)
 

@@ -180,7 +180,7 @@ def _fixes(plan: Plan, rule: Rule, found: dict[str, str]) -> Iterator[Change]:
 
 
 def _fixes_all(plan: Plan, change: Change) -> bool:
-    """Tell whether a change makes the spec legal. Other violations then need not be reported."""
+    """Return whether a change makes the spec legal. Other violations then need not be reported."""
     return bool(change) and not broken_rules(apply(plan, change))
 
 
@@ -220,7 +220,7 @@ def effective(plan: Plan, change: Change) -> Change:
 
 
 def changes_family(plan: Plan, change: Change) -> bool:
-    """Tell whether a change leads to another family."""
+    """Return whether a change leads to another family."""
     spec = plan.spec
     return owner_of(change.get("mma", spec.mma), change.get("copy", spec.copy)) is not family_of(spec)
 

@@ -127,7 +127,7 @@ class Smem:
 
     @property
     def has_one_pitch(self) -> bool:
-        """Tell whether rows have one pitch and the elements of a row are contiguous."""
+        """Return whether rows have one pitch and the elements of a row are contiguous."""
         return self.kind in ("none", "pad")
 
     @property
@@ -197,7 +197,7 @@ class Raster(_Sized):
 
 @dataclass(frozen=True, order=True)
 class Schedule(_Sized):
-    """How CTAs take work.
+    """The distribution of work to CTAs.
 
     one_tile: Each CTA computes one tile.
     persistent: The grid fills the GPU once, and each CTA computes tiles until none is left.
@@ -219,7 +219,7 @@ class Schedule(_Sized):
 
     @property
     def in_workspace(self) -> bool:
-        """Tell whether partial accumulators can meet in a workspace."""
+        """Return whether partial accumulators can meet in a workspace."""
         return self.kind in ("split_k", "stream_k", LAUNCH)
 
 
@@ -329,7 +329,7 @@ Request = dict[str, Any]
 
 
 FORMS = ("atoms", "cute", "dsl")
-"""How a kernel can be written: on CuTe's atoms, in all of CuTe, as a CuTe DSL module. The first supports the most specs."""
+"""Forms of source: on CuTe's atoms, in all of CuTe, as a CuTe DSL module. The first supports the most specs."""
 
 WGMMA = "wgmma"
 """The instruction of a request that leaves its width to the tile. A spec has the width, such as `m64n256k16`."""
@@ -778,7 +778,7 @@ DTYPE_BYTES = {name: dtype.bytes for name, dtype in DTYPES.items()}
 
 
 Texts = Mapping[str, str]
-"""What was written for each option, by name: {"tile": "128x128x32,256x128x32", "stages": "2:5"}."""
+"""The texts of options, by name: {"tile": "128x128x32,256x128x32", "stages": "2:5"}."""
 
 
 @dataclass(frozen=True)

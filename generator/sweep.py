@@ -69,7 +69,7 @@ class Shard:
         return cls(number, count)
 
     def takes(self, symbol: str) -> bool:
-        """Tell whether a kernel belongs to this part."""
+        """Return whether a kernel belongs to this part."""
         return int.from_bytes(hashlib.sha256(symbol.encode()).digest()[:8], "big") % self.count == self.number - 1
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class View:
-    """Where an array lies on a device. `device` is None if the array does not report it.
+    """An array in the memory of a device. `device` is None if the array does not report it.
 
     Units: `strides` count elements.
     """

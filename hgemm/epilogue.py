@@ -168,7 +168,7 @@ class Output:
 
 
 OF_COLUMNS = "column_"
-"""How the names of reductions of columns start."""
+"""Prefix of the names of reductions of columns."""
 REDUCTIONS = ("sum", "max", "column_sum", "column_max")
 """Reductions of each row of D, then of each column."""
 MAX_REDUCTIONS = 4

@@ -150,7 +150,7 @@ class Missing:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What all calls share that lack the same kernel."""
+        """Key that calls share if they lack the same kernel."""
         q = self.query
         aligns = (q.align_a, q.align_b, q.align_d)
         return self.target, q.kind.code, *aligns, q.beta, q.batch_invariant, self.size, self.clocks > 0
@@ -168,7 +168,7 @@ LOCK_NAME = "growth.lock"
 
 
 class Growth:
-    """What a library has built, or tried to build, for its calls. Threads may share it; processes wait for one another."""
+    """Kernels that a library has built, or tried to build, for its calls. Threads may share it. Processes wait for one another."""
 
     def __init__(self, library: GrowingLibrary, builder: Callable[[], Builder] | None = None) -> None:
         self._library, self._find_builder = library, builder or _builder

@@ -20,7 +20,7 @@ from hgemm.record import Record
 from hgemm.selection_query import Target
 
 _FIRST_ARCH = "sm_80"
-"""What a library without kernels builds for."""
+"""The architecture that a library without kernels builds for."""
 
 
 class HostLibrary(KernelSource, Protocol):

@@ -247,7 +247,7 @@ def _parsed(place: Path, document: bytes) -> Record:
 
 
 def _former_workspace(record: Record) -> str:
-    """Return what a kernel needs that no launch provides any more: a workspace whose counters have no fixed size."""
+    """Return the requirement of an old kernel that no launch supports: a workspace whose counters have no fixed size."""
     return (
         "workspace with counters per tile" if record.data["traits"]["workspace"].get("counter_bytes_per_tile") else ""
     )
@@ -414,7 +414,7 @@ class Library:
 
     @property
     def fallback_watch(self) -> FallbackWatch:
-        """What logs, once per kind and kernel, that a call falls back to mma.sync."""
+        """Logs calls that fall back to mma.sync, once per kind and kernel."""
         wgmma = frozenset(symbol for symbol, record in self.records.items() if by_wgmma(record.data["spec"]))
         return FallbackWatch(wgmma, self._noted)
 

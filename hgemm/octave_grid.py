@@ -77,7 +77,7 @@ ESTIMATE_WEIGHTS = tuple(round(WEIGHT_ONE * weight) for weight in (0.6, 0.6, 4.0
 estimates still have differ from problem to problem, so one measurement says little of another. Source: cross-validation."""
 
 Name = TypeVar("Name")
-"""What names a kernel: its row in a dispatch table, or its symbol."""
+"""The name of a kernel: its row in a dispatch table, or its symbol."""
 Ratios = Mapping[Name, int]
 """Measured over estimated times of a problem's kernels. Units: FACTOR_ONE is 1.0."""
 

@@ -40,7 +40,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What `hgemm.generate` asks the generator for. The fields are those of `hgemm.generate`.
+    """A request of `hgemm.generate` to the generator. The fields are those of `hgemm.generate`.
 
     Fields: each of `specs` is the path of a TOML file, or has options by name. `fields` override all of them.
     """
@@ -56,7 +56,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """What `hgemm.verify` asks the generator for. The fields are those of `hgemm.verify`; `symbols` may be empty."""
+    """A request of `hgemm.verify` to the generator. The fields are those of `hgemm.verify`; `symbols` may be empty."""
 
     folder: Path
     symbols: Sequence[str]

@@ -40,7 +40,7 @@ class Aux:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What a launch decides about the order of the work, if its kernel leaves that open.
+    """Options of a launch, for kernels that leave them open: splits of k and order of tiles.
 
     Fields: `splits` is the number of CTAs that share the k of a tile. The first `whole_tiles` tiles of the batch are not
         split: use it for whole waves, so that only the last wave is split. With serial_parts, one CTA adds k of a whole tile
@@ -193,7 +193,7 @@ BIAS_AT_LAUNCH = len(BIASES) << BIAS_SHIFT
 
 @dataclass(frozen=True)
 class Kind:
-    """What a product computes, apart from its sizes: layout, types, accumulation, bias and activation, or an expression.
+    """The kind of a product, which is all but its sizes: layout, types, accumulation, bias and activation, or an expression.
 
     Kernels with bias `launch` support every bias. `epilogue` is the hash of an expression (hgemm.epilogue). With `pointer_arrays`,
     pointer arrays give the matrices of a batch (see Problem).

@@ -215,7 +215,7 @@ def _is_exact(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _is_whole(values: np.ndarray) -> bool:
-    """Tell whether all numbers are integers. Most arrays without show it in their first row."""
+    """Return whether all numbers are integers. Most arrays without show it in their first row."""
     return all(np.array_equal(part, np.rint(part)) for part in (values[:1, :1], values))
 
 

@@ -1,4 +1,4 @@
-"""What a kernel requires of a problem and of a device."""
+"""Requirements of a kernel on a problem and a device."""
 
 from __future__ import annotations
 

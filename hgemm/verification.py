@@ -462,7 +462,7 @@ def operand_in(device: Device, layout: OperandLayout, guard_bytes: int, align_by
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """How a case is checked.
+    """Options of the check of a case.
 
     Fields: `data` are the kinds of operands. `guard_bytes` is 0 under compute-sanitizer. Operands are aligned to `align_bytes`;
         0 is the kernel's alignment.

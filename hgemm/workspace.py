@@ -22,7 +22,7 @@ Allocate = Callable[[int, int], tuple[Address, Any]]
 
 _lock = threading.Lock()
 _made: dict[tuple[int, int, bool, int], tuple[Address, Any]] = {}
-"""By device, stream, whether a graph is captured, and size. Kept until the process ends, because graphs hold the addresses."""
+"""Workspaces by device, stream, whether a graph is captured, and size. They are never freed, because graphs hold the addresses."""
 
 
 def check_workspace_bytes(size_bytes: Any) -> int:

@@ -1,4 +1,4 @@
-"""Probes of the atoms: what bits go in, for which instruction, and where its operands lie."""
+"""Probes of the atoms: their input bits, their instruction, and the registers and memory of its operands."""
 
 from __future__ import annotations
 

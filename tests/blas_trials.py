@@ -478,7 +478,7 @@ UNSERVED = (
 
 
 def imports(blas: Blas) -> Results:
-    """Each function that a client imports is there, and those that nobody serves say so."""
+    """Each function that a client imports exists, and unsupported ones return a status."""
     needed = {name for names in IMPORTS.values() for name in names.split()}
     assert needed > set(UNSERVED)
     results: Results = [(f"{name} is there", True, hasattr(blas.library, f"cublas{name}")) for name in sorted(needed)]

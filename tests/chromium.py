@@ -1,4 +1,4 @@
-"""A browser without a window, for tests of pages: what a page became, and what its console said."""
+"""A headless browser for tests of pages: it returns the rendered page and the messages of its console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver without a GPU that computes each kernel of a library that is launched on it, and arrays that lie there."""
+"""A driver without a GPU: it computes launches of a library on the CPU. And arrays in its memory."""
 
 from __future__ import annotations
 

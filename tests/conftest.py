@@ -1,4 +1,4 @@
-"""Fixtures that several tests share, and the rule that a test of the GPU is skipped, aloud, where there is none."""
+"""Fixtures of several tests. Tests that need a GPU are skipped with a reason where there is none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The processes of a run keep all cores busy; threads of NumPy would wait for one another in loops.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 SMALL = {"arch": "sm_80", "tile": "32x32x16", "stages": "2"}
-"""What compiles fastest."""
+"""A spec that compiles fast."""
 
 
 SLOW_FILES = frozenset(
@@ -95,7 +95,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture(scope="session")
 def host_compiler() -> HostCompiler:
-    """The C++ compiler that CXX names or that is found; what needs it is skipped, aloud, where there is none."""
+    """The C++ compiler of CXX, or the one found. Without one, tests that need it are skipped with a reason."""
     try:
         return find_compiler(os.environ.get("CXX", ""))
     except NoCompiler as error:
@@ -122,7 +122,7 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
 
 @pytest.fixture(scope="session")
 def host_toolchain(host_compiler: HostCompiler, shared: Path) -> HostToolchain:
-    """What makes kernels executable on the CPU; its cache is shared by all processes of a run of the tests."""
+    """The toolchain that builds kernels for the CPU. All processes of a test run share its cache."""
     made = HostToolchain(host_compiler, templates_folder(), shared / "cache" / "executor")
     with FileLock(shared / "executor.lock"):
         made.executor()
@@ -170,7 +170,7 @@ def hgemm(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, 
 
 
 def made(texts: dict[str, str], settings: Settings, processes: int = 0) -> list[Outcome]:
-    """Make what the texts ask for, in this process unless told otherwise; return the outcomes in the order of the plans."""
+    """Make the requested kernels, by default in this process. Return the outcomes in the order of the plans."""
     return [outcome for _, outcome in sorted(make(sweep([texts]).plans, settings, processes))]
 
 

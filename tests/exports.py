@@ -1,4 +1,4 @@
-"""Exports to test with: a library of the catalog and more, on paper, and the C interface as ctypes sees it."""
+"""Exports to test with: planned records of the catalog and further kernels, and the C interface in ctypes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def paper_library(folder: Path, kernels: list[EmittedKernel]) -> Library:
 
 
 def full_library(folder: Path) -> Library:
-    """Return the catalog and more, on paper. Kernels on wgmma are fixed ones, so that choices do not change with the catalog."""
+    """Return planned records of the catalog and more. Those on wgmma are fixed, so that choices do not change with the catalog."""
     names = [name for name in group_names() if not name.startswith("hopper")]
     plans = [
         *sweep(load_catalog(names)).plans,

@@ -1,4 +1,4 @@
-"""What the benchmark runs on without a GPU: streams, graphs, a clock that launches move on, and a cuBLASLt."""
+"""Fakes for the benchmark without a GPU: streams, graphs, a clock that launches advance, and cuBLASLt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BenchDriver(FakeDriver):
         self.alive = 0  # streams, graphs and events
 
     def serve(self, kernel: Kernel, cost_us: float, faults: frozenset[str] = frozenset()) -> Kernel:
-        """Let a kernel's launches compute and take so long."""
+        """Set the function and the time of a kernel's launches."""
         symbol = kernel.traits.symbol
         self.kernels[symbol], self.cost_us[symbol], self.faults[symbol] = kernel, cost_us, faults
         return kernel
@@ -166,7 +166,7 @@ class _Layout(ctypes.Structure):
 
 
 class Product(ctypes.Structure):
-    """What one product was described as (fake_cublaslt.cpp)."""
+    """The description of a product (fake_cublaslt.cpp)."""
 
     _fields_ = [("compute", ctypes.c_int), ("scale", ctypes.c_int)]
     _fields_ += [(f"transposed_{name}", ctypes.c_int32) for name in "ab"]

@@ -1,4 +1,4 @@
-"""Arrays of NumPy that say that they lie on a GPU."""
+"""NumPy arrays that claim to be in GPU memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small kernels, compiled by NVRTC once a session, that the tests of the inspection stage look at."""
+"""Small kernels for tests of the inspection. NVRTC compiles them once per session."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(32) probe(const uint4* a, const uin
 
 @functools.cache
 def compile_probe(source: str, arch: str) -> tuple[bytes, str]:
-    """Compile to a cubin and return it with ptxas's report. Skips the test, aloud, where NVRTC is not installed."""
+    """Compile to a cubin and return it with ptxas's report. Skips the test with a reason if NVRTC is not installed."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed: pip install cuda-python")
     try:
         _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"probe.cu", 0, [], [])

@@ -1,4 +1,4 @@
-"""Mutated records: what a damaged disk or a careless hand leaves, and what each reader says about it."""
+"""Mutated records, as after disk errors or manual edits, and what each reader reports."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ BY_HAND = ("without a hash", "hashed again")
 
 @dataclass
 class Tally:
-    """What readers said: counts by kind of mutation and answer, and examples of what must not be."""
+    """Answers of readers: counts by kind of mutation and answer, and examples of wrong ones."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)

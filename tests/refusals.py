@@ -1,4 +1,4 @@
-"""What the compiler must refuse."""
+"""Sources that the compiler must reject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs to test with: hypothesis strategies over everything that a request may say."""
+"""Specs to test with: hypothesis strategies for all fields of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch tables without a compiler: the records of the shipped catalog as planned, with kernels of each kind beside them."""
+"""Dispatch tables without a compiler: planned records of the shipped catalog, and of kernels of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The epilogue's activations in the templates' own arithmetic, beside the reference's in f64."""
+"""Activations: the arithmetic of the templates against the float64 reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures: their spellings, their limits as ptxas enforces them, and occupancy as NVIDIA's calculator gives it."""
+"""Architectures: spellings, limits against ptxas, and occupancy against NVIDIA's calculator."""
 
 from __future__ import annotations
 
@@ -253,10 +253,10 @@ def test_residency_equals_that_of_nvidias_calculator(oracle):
         sizes = (limits.smem_bytes_per_sm, limits.smem_bytes_per_cta, limits.smem_reserved_bytes_per_cta)
         rows.append((*arch.capability, limits.warps_per_sm, *sizes, threads, registers, smem_bytes))
     text = "".join(" ".join(map(str, row)) + "\n" for row in rows)
-    told = subprocess.run([oracle], input=text, capture_output=True, text=True, check=True).stdout.split()
+    printed = subprocess.run([oracle], input=text, capture_output=True, text=True, check=True).stdout.split()
     wrong = [
         (case, int(ctas), occupancy(ARCHS[case[0]].limits, *case[1:]))
-        for case, ctas in zip(cases, told, strict=True)
+        for case, ctas in zip(cases, printed, strict=True)
         if occupancy(ARCHS[case[0]].limits, *case[1:]).ctas_per_sm != int(ctas)
     ]
     assert wrong == []

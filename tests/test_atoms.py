@@ -1,4 +1,4 @@
-"""The atoms on the CPU: they do what the instructions' documents say, and what an H200 did with the same bits.
+"""The atoms on the CPU: they agree with the PTX manual, and with the results of an H200 for the same bits.
 
 `PYTHONPATH=. python tests/atom_runs.py > tests/data/atoms_h200.json` on that GPU makes the vectors anew.
 """

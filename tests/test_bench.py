@@ -216,7 +216,7 @@ def test_a_kernel_is_measured_with_several_launch_options(driver: BenchDriver, k
 
 
 def test_a_workspace_is_zeroed_once(driver: BenchDriver) -> None:
-    """As launches of a library do it: each launch leaves its counters zero."""
+    """Like launches of a library: each leaves its counters zero."""
     split = driver.serve(kernel("hgemm_split", rule="split_k", splits=2), 5.0)
     once = replace(QUICK, rounds=3, rounds_max=3)
     first(BenchPlan([WORK], [split], protocol=once, baseline=None))
@@ -315,10 +315,10 @@ def test_an_epilogue_that_the_baseline_lacks_is_told_once(
     driver: BenchDriver, lt: FakeCublasLt, bias: str, activation: str
 ) -> None:
     ours = driver.serve(kernel("hgemm_one", bias=bias, activation=activation), 5.0)
-    works, told = [Work(m, 56, 24, bias=bias, activation=activation) for m in (40, 48)], []
-    document = run(BenchPlan(works, [ours], protocol=QUICK), open_device(), told.append)
+    works, messages = [Work(m, 56, 24, bias=bias, activation=activation) for m in (40, 48)], []
+    document = run(BenchPlan(works, [ours], protocol=QUICK), open_device(), messages.append)
     assert all(one["ours"] == "hgemm_one" and one["first"] is None for one in document["results"])
-    assert [text for text in told if text.startswith("note")] == [
+    assert [text for text in messages if text.startswith("note")] == [
         f"note: cuBLASLt has no epilogue for{works[0].epilogue}: its time is not measured"
     ]
 
@@ -383,16 +383,18 @@ def test_a_run_is_kept_and_resumed(driver: BenchDriver, lt: FakeCublasLt, kernel
     works = [replace(WORK, m=8 * at) for at in range(1, 5)]
     plan = BenchPlan(works, kernels, protocol=QUICK, keep=tmp_path / "out.json", resume=True)
     cut_short = replace(plan, budget_s=1e-9)
-    told: list[str] = []
-    document = run(cut_short, open_device(), told.append)
+    messages: list[str] = []
+    document = run(cut_short, open_device(), messages.append)
     assert len(document["results"]) == 1 and len(document["not_measured"]) == 3
-    assert told[-1] == "budget of 1e-09 s: 3 of 4 problems are not measured" and told[0].startswith("[1/4] 8x56x24 tn")
+    assert messages[-1] == "budget of 1e-09 s: 3 of 4 problems are not measured" and messages[0].startswith(
+        "[1/4] 8x56x24 tn"
+    )
     kept = json.loads((tmp_path / "out.json").read_text())
-    document = run(plan, open_device(), told.append)
+    document = run(plan, open_device(), messages.append)
     assert document["results"][0] == kept["results"][0] and "not_measured" not in document
     assert [result["work"]["m"] for result in document["results"]] == [8, 16, 24, 32]
     kept = json.loads((tmp_path / "out.json").read_text())
-    assert kept["results"] == document["results"] and told[2].startswith("[2/4] 16x56x24")
+    assert kept["results"] == document["results"] and messages[2].startswith("[2/4] 16x56x24")
     assert not list(tmp_path.glob(".out*"))
 
 
@@ -540,8 +542,8 @@ def test_the_devices_state_is_told_as_far_as_it_is_known(monkeypatch: pytest.Mon
             return parse_smi("1740, 655.31, 61, 0x0", 1.0)
 
     monkeypatch.setattr(Telemetry, "_open", staticmethod(lambda bus_id: Source()))
-    told = {"driver": "580.1", "power_limit_w": 700.0, "sm_mhz_max": 1980.0, "temperature_c": 61.0, "power_w": 655.3}
-    assert Telemetry("0").state() == told
+    state = {"driver": "580.1", "power_limit_w": 700.0, "sm_mhz_max": 1980.0, "temperature_c": 61.0, "power_w": 655.3}
+    assert Telemetry("0").state() == state
     monkeypatch.setattr(Source, "limits", lambda self: 1 / 0)
     assert Telemetry("0").state() == {"driver": "580.1"}
     monkeypatch.setattr(Telemetry, "_open", staticmethod(lambda bus_id: None))

@@ -254,6 +254,6 @@ def test_bits_are_compared_on_a_device_only(capsys: pytest.CaptureFixture[str]):
         ("--emulate", "--bits"): "--bits is for --device",
         ("--device", "--bits", "--shapes", "8x8x8"): "omit --shapes",
     }
-    for flags, told in wrong.items():
+    for flags, message in wrong.items():
         status, _, errors = hgemm(capsys, "verify", *flags)
-        assert status == 2 and told in errors
+        assert status == 2 and message in errors

@@ -80,7 +80,7 @@ def test_calls_compute_and_have_the_status_that_cublas_documents(blas: Path, tri
 
 @pytest.mark.gpu
 def test_graphs_capture_arrays_of_pointers(settings: Settings, tmp_path: Path) -> None:
-    """On kernels that are built: those of `blas` have no code that a GPU can run."""
+    """On built kernels: the ones of `blas` have no code that a GPU can run."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     if not torch.cuda.is_available():
         pytest.skip("torch has no CUDA here")

@@ -1,4 +1,4 @@
-"""The calibration that ships with the package: which kernels it knows, what a malformed file says, and how it is fitted."""
+"""The shipped calibration: its kernels, errors of malformed files, and the fit."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_kernels_that_were_not_measured_share_the_factors_of_their_group() -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"terms": [*TERMS[:-1], "other"]}, "terms must be"),
         ({"others": [ONE] * (len(TERMS) - 1)}, "others"),
@@ -169,9 +169,9 @@ def test_kernels_that_were_not_measured_share_the_factors_of_their_group() -> No
         ({"extra": 1}, "extra"),
     ],
 )
-def test_a_malformed_file_is_rejected_with_its_field(change: dict, told: str) -> None:
+def test_a_malformed_file_is_rejected_with_its_field(change: dict, message: str) -> None:
     document = json.loads(PATH.read_text())
-    with pytest.raises(Mismatch, match=told):
+    with pytest.raises(Mismatch, match=message):
         parse_calibration({**document, **change})
 
 

@@ -1,4 +1,4 @@
-"""The shipped catalog: what it asks for is legal and pinned, and its lock file is what emit writes now."""
+"""The shipped catalog: its specs are legal and complete, and its lock file matches what the emitter writes now."""
 
 from __future__ import annotations
 

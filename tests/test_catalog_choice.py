@@ -1,4 +1,4 @@
-"""The choice of the catalog: which problems are drawn, and which kernels are kept."""
+"""The choice of the catalog: the drawn problems and the kept kernels."""
 
 from __future__ import annotations
 

@@ -128,13 +128,15 @@ def test_explain_tells_of_a_kernel_what_it_tells_of_its_spec(capsys, small_libra
     (row,) = [row for row in small_library.rows() if row["layout"] == "nt"]
     asked = ["--library", small_library.folder, "--m", "512", "--json"]
     status, out, _ = hgemm(capsys, "explain", row["symbol"], *asked)
-    (told,) = json.loads(out)
+    (document,) = json.loads(out)
     assert (
-        status == 0 and told["planned"] == [] and told["spec"] == small_library.load(row["symbol"]).record.data["spec"]
+        status == 0
+        and document["planned"] == []
+        and document["spec"] == small_library.load(row["symbol"]).record.data["spec"]
     )
     requested = [word for name, text in SMALL.items() for word in (f"--{name}", text)]
     _, out, _ = hgemm(capsys, "explain", *requested, "--layout", "nt", "--m", "512", "--json")
-    assert json.loads(out) == [{**told, "planned": json.loads(out)[0]["planned"]}]
+    assert json.loads(out) == [{**document, "planned": json.loads(out)[0]["planned"]}]
     for words in (["--stages", "3"], ["--spec", "sweep.toml"]):
         status, _, err = hgemm(capsys, "explain", row["symbol"], *asked, *words)
         assert status == 2 and f"with a complete spec: omit {words[0]}" in err
@@ -177,7 +179,7 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--arch", "sm_90", "--mma", "wgmma"], "wgmma needs sm_90a, so this builds for sm_90a instead of sm_90"),
         (["--arch", "sm_90"], "sm_90a has wgmma kernels for the same GPUs: use --arch sm_90a"),
@@ -196,15 +198,15 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
         (["--arch", "90", "--copy", "ldg", "--tile", "8x16x1024"], ""),
     ],
 )
-def test_what_the_family_of_a_kernel_depends_on_is_told_once(capsys, tmp_path: Path, arguments, told: str) -> None:
+def test_what_the_family_of_a_kernel_depends_on_is_told_once(capsys, tmp_path: Path, arguments, message: str) -> None:
     for run, program, words in (
         (generate, "generate", [*arguments, "--dry-run", "--library", tmp_path]),
         (hgemm, "hgemm", ["explain", *arguments]),
     ):
         status, _, err = run(capsys, *words)
         lines = [line for line in err.splitlines() if "columns left out" not in line]
-        assert status == 0 and len(lines) == bool(told)
-        assert not told or lines[0].startswith(f"{program}: {told}")
+        assert status == 0 and len(lines) == bool(message)
+        assert not message or lines[0].startswith(f"{program}: {message}")
 
 
 def test_a_spec_file_and_options_over_it(capsys, tmp_path: Path) -> None:
@@ -337,9 +339,9 @@ def test_a_misspelt_option_or_verb_ends_with_2(capsys) -> None:
     assert err.count("\n") == 1
     status, _, err = hgemm(capsys, "show")
     assert (status, err) == (2, "hgemm: error: Missing argument 'SYMBOL' (see `hgemm show --help`)\n")
-    for verb, told in (("lst", "No verb 'lst'. Did you mean 'list'?"), ("generate", "is a separate command")):
+    for verb, message in (("lst", "No verb 'lst'. Did you mean 'list'?"), ("generate", "is a separate command")):
         status, _, err = hgemm(capsys, verb)
-        assert status == 2 and told in err
+        assert status == 2 and message in err
 
 
 def test_a_library_that_cannot_be_used_is_one_line(capsys, tmp_path: Path) -> None:
@@ -537,13 +539,13 @@ def test_what_is_there_already_makes_the_rate_no_better(clock: list[float], caps
 
 
 @pytest.mark.parametrize(
-    ("seconds_each", "told"), [(0.02, "50 kernels/s, 20 s left"), (8.0, "0.125 kernels/s, 2 h 13 min left")]
+    ("seconds_each", "message"), [(0.02, "50 kernels/s, 20 s left"), (8.0, "0.125 kernels/s, 2 h 13 min left")]
 )
-def test_the_time_left_is_told_in_its_own_units(clock, capsys, seconds_each: float, told: str) -> None:
+def test_the_time_left_is_told_in_its_own_units(clock, capsys, seconds_each: float, message: str) -> None:
     with progress(1001, quiet=False) as tell:
         clock[0] += seconds_each
         tell(Outcome("one", "built", seconds_each))
-    assert capsys.readouterr().err.splitlines()[0].endswith(f" ({told})")
+    assert capsys.readouterr().err.splitlines()[0].endswith(f" ({message})")
 
 
 def test_what_comes_together_has_the_rate_of_those_who_worked_at_it(clock, capsys) -> None:
@@ -551,8 +553,8 @@ def test_what_comes_together_has_the_rate_of_those_who_worked_at_it(clock, capsy
         clock[0] += 4.0
         for number in range(8):
             tell(Outcome(f"new{number}", "built", 1.0))
-    told = [line.partition(" (")[2] for line in capsys.readouterr().err.splitlines()]
-    assert told[0] == "2 kernels/s, 8 s left)" and told[7] == "2 kernels/s, 4 s left)"
+    messages = [line.partition(" (")[2] for line in capsys.readouterr().err.splitlines()]
+    assert messages[0] == "2 kernels/s, 8 s left)" and messages[7] == "2 kernels/s, 4 s left)"
 
 
 def test_what_was_made_before_an_interrupt_is_summed_up(clock: list[float], capsys) -> None:
@@ -582,17 +584,17 @@ def test_planning_says_every_ten_seconds_how_far_it_is(clock: list[float], capsy
 
 
 def test_a_terminal_has_a_line_while_planning_takes_longer(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict] = []
+    messages: list[dict] = []
 
     @contextmanager
     def bar(console: object, total: int):
-        yield lambda **fields: told.append(fields)
+        yield lambda **fields: messages.append(fields)
 
     monkeypatch.setattr(progress_module, "_bar", bar)
     monkeypatch.setattr(progress_module.sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     plan_slowly(clock)
-    assert told[0] == {"completed": 2, "pace": "2 plans/s, 19 s left"} and len(told) == 39
+    assert messages[0] == {"completed": 2, "pace": "2 plans/s, 19 s left"} and len(messages) == 39
 
 
 def test_a_dumb_terminal_has_plain_lines_of_planning(clock, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -683,8 +685,8 @@ def test_sigterm_leaves_no_library_behind(words: list[str], tmp_path: Path, monk
         time.sleep(0.01)
     assert [*tmp_path.glob("hgemm-*")], process.communicate()
     process.terminate()
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in told
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in errors
     assert [*tmp_path.glob("hgemm-*")] == []  # a host compiler that still runs removes its own files
 
 

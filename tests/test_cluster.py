@@ -1,4 +1,4 @@
-"""Clusters: real Dask workers build what the client files; killed ones cost nothing; what differs or is missing is told."""
+"""Dask clusters: real workers build kernels, the client stores them. Killed workers lose nothing. Mismatches are reported."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_kills_every_worker_is_named_and_the_rest_is_done(address: str) -> 
 
 
 def test_one_that_does_not_compile_is_kept_here_with_its_log(settings: Settings, monkeypatch) -> None:
-    """What a worker says of a kernel is all that the client needs: `failed/` is in its library, paths are its own."""
+    """The client needs only the worker's result: `failed/` is in the client's library, with the client's paths."""
     failing = BuildResult(
         "hgemm_bad", "failed", 0.1, failure=BuildError("hgemm_bad", "x.cu(3): error: no"), source="text"
     )
@@ -157,8 +157,8 @@ def test_a_cluster_of_another_version_is_refused_and_every_difference_named(
         list(make(sweep([SMALL]).plans, settings, 1, Cluster(address)))
     head, *lines = str(raised.value).splitlines()
     assert head.startswith("the cluster is not as this machine, and is not used")
-    told = f"templates {identity()['templates'][:12]} there, ffffffffffff here, nvrtc {identity()['nvrtc']} there, 12.9 here"
-    assert [line.split(": ", 1)[1] for line in lines] == [told] * (1 + WORKERS)
+    message = f"templates {identity()['templates'][:12]} there, ffffffffffff here, nvrtc {identity()['nvrtc']} there, 12.9 here"
+    assert [line.split(": ", 1)[1] for line in lines] == [message] * (1 + WORKERS)
     assert lines[0].startswith("  the scheduler: ") and lines[1].startswith("  worker tcp://127.0.0.1:")
 
 
@@ -271,7 +271,7 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line(daemons: Daemons, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--executor", "dask"], "--executor dask needs the scheduler's address: add --address tcp://host:8786"),
         (["--address", "tcp://host:1"], "--address needs --executor dask"),
@@ -279,9 +279,9 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line(daemons: Daemons, tmp_pa
         (["--executor", "dask", "--address", "tcp://host:1", "-j", "2"], "-j does not apply to --executor dask"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
+def test_options_that_do_not_go_together_are_refused(words: list[str], message: str) -> None:
     done = call("generate", "--arch", "sm_80", *words)
-    assert done.returncode == 2 and told in done.stderr and not done.stdout
+    assert done.returncode == 2 and message in done.stderr and not done.stdout
 
 
 def test_without_the_package_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`hgemm compare`: which forms support a spec, and what is printed of those that were built and run."""
+"""`hgemm compare`: the forms that support a spec, and the output for those that were built and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of CUTLASS's library: what they say comes back as the alias, and what no spec says is refused with its reason."""
+"""Names of CUTLASS's library: a kernel's alias equals the name, and names without a spec are rejected with the reason."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def fields_of(texts: dict[str, str]) -> dict:
     ],
 )
 def test_what_no_spec_says_is_refused_with_the_reason(name: str, reason: str) -> None:
-    with pytest.raises(RequestError, match=reason) as told:
+    with pytest.raises(RequestError, match=reason) as raised:
         requests_named(name)
-    assert name in str(told.value)
+    assert name in str(raised.value)
 
 
 def test_a_glob_asks_for_each_name_that_matches_and_tells_which_are_left_out() -> None:
@@ -141,7 +141,7 @@ def test_reasons_are_a_line_each_the_most_frequent_first_and_not_too_many() -> N
 
 def test_every_name_of_the_library_is_said_by_a_spec_or_has_one_of_some_reasons() -> None:
     reasons = {str(error) for error in map(refusal, library_names()) if error}
-    assert not [told for told in reasons if "no matrix product" in told or "an unsupported value" in told]
+    assert not [reason for reason in reasons if "no matrix product" in reason or "an unsupported value" in reason]
 
 
 def refusal(name: str) -> RequestError | None:
@@ -206,8 +206,8 @@ def test_plain_f16_products_of_the_library_are_expressed_or_there_is_a_reason(ca
 
 def test_the_older_names_come_back_as_aliases() -> None:
     names = [name for name in library_names() if name.startswith("cutlass_tensorop_")]
-    told = Counter(alias_of(resolve(request_)) == name for name, request_ in map(request_of, names) if request_)
-    assert told[True] >= 1260 and not told[False]
+    counts = Counter(alias_of(resolve(request_)) == name for name, request_ in map(request_of, names) if request_)
+    assert counts[True] >= 1260 and not counts[False]
 
 
 def request_of(name: str) -> tuple[str, dict]:

@@ -1,4 +1,4 @@
-"""Damaged and hand-edited libraries: a reader notices, says so in one line, and neither hangs nor crashes."""
+"""Damaged and edited libraries: readers report the damage in one line, and never hang or crash."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_merge_adds_hashes_to_old_records(folder: Path, tmp_path: Path) -> Non
     path = folder / "one" / "record.json"
     data = json.loads(path.read_bytes())
     path.write_text(json.dumps({name: value for name, value in data.items() if name != HASH_FIELD}))
-    merge([folder], tmp_path / "new", lambda *told: None)
+    merge([folder], tmp_path / "new", lambda *messages: None)
     assert json.loads((tmp_path / "new" / "one" / "record.json").read_bytes()) == data
 
 
@@ -380,7 +380,7 @@ def use_all(folder: Path, target: Path) -> list[Exception]:
         lambda: hgemm.open(folder).table,
         lambda: [hgemm.open(folder).kernel(symbol) for symbol in hgemm.open(folder).symbols],
         lambda: read_sessions(folder),
-        lambda: merge([folder], target, lambda *told: None),
+        lambda: merge([folder], target, lambda *messages: None),
         lambda: library.publish(*make_record("more")),
         library.reindex,
         lambda: collect_garbage(library, dry_run=True),

@@ -1,4 +1,4 @@
-"""Pictures say what the layouts compute, and `hgemm draw` writes them."""
+"""Pictures agree with the layouts, and `hgemm draw` writes them."""
 
 from __future__ import annotations
 

@@ -187,8 +187,8 @@ FIELDS = ["u64 .ptr .global .align 16"] * 6 + ["u64"] * 9 + ["u32"] * 4 + ["f32"
 
 
 def ptx_taking(fields: list[str], body: str) -> str:
-    told = ",\n".join(f"\t.param .{kind} k_param_{place}" for place, kind in enumerate(fields))
-    return f"\t// .globl\tk\n.visible .entry k(\n{told}\n)\n{{\n{body}\n}}\n"
+    parameters = ",\n".join(f"\t.param .{kind} k_param_{place}" for place, kind in enumerate(fields))
+    return f"\t// .globl\tk\n.visible .entry k(\n{parameters}\n)\n{{\n{body}\n}}\n"
 
 
 def test_fields_that_are_taken_one_by_one_are_taken_where_they_lie_in_a_problem() -> None:
@@ -227,7 +227,7 @@ def test_a_kernel_that_takes_something_else_is_refused(text: str, reason: str) -
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Return what puts a text in the place of the worker; the DSL counts as installed."""
+    """Return a function that replaces the worker by a text. The DSL counts as installed."""
 
     def put(text: str) -> None:
         path = tmp_path / "worker.py"
@@ -418,8 +418,8 @@ def test_the_ptx_is_of_the_architecture_that_was_asked_for(arch: str) -> None:
 @needs_dsl
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
 def test_a_module_alone_says_that_there_is_no_gpu(tmp_path: Path) -> None:
-    told = subprocess.run([sys.executable, str(GOLDEN), "--m", "64"], capture_output=True, text=True, cwd=tmp_path)
-    assert told.returncode == 1 and "no NVIDIA GPU here" in told.stderr and len(told.stderr.splitlines()) == 1
+    done = subprocess.run([sys.executable, str(GOLDEN), "--m", "64"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and "no NVIDIA GPU here" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 # ==== In a library ====================================================================================================
@@ -472,7 +472,7 @@ def timed_gpu(library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def call(library: Library, *words: str) -> Result:
-    """Run a verb on the library; whatever it says, the module's text must not have run."""
+    """Run a verb on the library, which must not run the module."""
     # The verb of the run-time package tunes a library as it is, and makes nothing.
     command = tune_here if words[0] == "tune" else hgemm_command.get_command(None, words[0])
     result = CliRunner().invoke(command, [*words[1:], "--library", str(library.folder)])
@@ -484,7 +484,7 @@ def call(library: Library, *words: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("words", "exit_code", "told"),
+    ("words", "exit_code", "message"),
     [
         (["list", "--json"], 0, f'"symbol": "{SYMBOL}"'),
         (["show", SYMBOL, "--source"], 0, "open("),
@@ -495,9 +495,9 @@ def call(library: Library, *words: str) -> Result:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_module_is_shown_and_reported(library: Library, words: list[str], exit_code: int, told: str) -> None:
+def test_a_module_is_shown_and_reported(library: Library, words: list[str], exit_code: int, message: str) -> None:
     result = call(library, *words)
-    assert told in result.stdout and result.exit_code == exit_code
+    assert message in result.stdout and result.exit_code == exit_code
 
 
 def test_an_export_has_its_code_and_with_sources_is_refused(library: Library) -> None:
@@ -510,16 +510,16 @@ def test_an_export_has_its_code_and_with_sources_is_refused(library: Library) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["verify", "--device", "--shapes", "33x49x17"], f"ok    {SYMBOL}  1/1 shape"),
         (["run", SYMBOL, *SIZES], SYMBOL),
     ],
     ids=["verify", "run"],
 )
-def test_its_code_is_launched(library: Library, gpu: FakeDriver, words: list[str], told: str) -> None:
+def test_its_code_is_launched(library: Library, gpu: FakeDriver, words: list[str], message: str) -> None:
     result = call(library, *words)
-    assert told in result.stdout and result.exit_code == 0 and gpu.launches
+    assert message in result.stdout and result.exit_code == 0 and gpu.launches
     assert {*gpu.images} == {b"text\0"}, "sm_90 takes the PTX of sm_80"
 
 

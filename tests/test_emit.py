@@ -1,4 +1,4 @@
-"""Emitting: the template and the values name exactly the same things, and the text is stable, plain and tied down."""
+"""Emitting: templates use exactly the given values, and the text is stable, ASCII and checked by static_assert."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_template_uses_every_value_of_an_operand_and_no_other(operand: str) 
 
 
 def test_the_template_computes_nothing() -> None:
-    """What a kernel does is decided in Python and in C++; the template leaves out fields that a kernel does not read."""
+    """The template leaves out fields that a kernel does not read."""
     forbidden = (nodes.For, nodes.Macro, nodes.Filter, nodes.Call, nodes.Include, nodes.CondExpr, nodes.BinExpr)
     assert not [*template_tree().find_all(forbidden)]
 

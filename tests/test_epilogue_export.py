@@ -89,7 +89,7 @@ class CKernel(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """On paper: kernels of one expression for aligned and for any operands, of another one, and of none."""
+    """Planned records: kernels of one expression for aligned and for any operands, of another one, and of none."""
     templates, common = templates_folder(), {"arch": "sm_80"}
     texts = [
         {**common, "tile": "64x64x32,128x128x32", "epilogue": f"none,{FUSED}"},

@@ -53,7 +53,7 @@ class ExpressionDriver(ComputingDriver):
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """A library, on paper, with two kernels of the expression and a plain one."""
+    """A library of planned records, with two kernels of the expression and a plain one."""
     store = Store(tmp_path_factory.mktemp("expressions") / "library")
     texts = {"arch": "sm_80", "tile": "64x64x32", "epilogue": f"none,{trace(fused)}", "align": "8,1"}
     for plan in sweep([texts, {**texts, "epilogue": str(trace(several)), "align": "8"}]).plans:

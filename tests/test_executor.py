@@ -1,4 +1,4 @@
-"""The CPU executor: each of its rules finds a kernel that breaks it, and kernels are built once for each content."""
+"""The CPU executor: each rule finds a kernel that violates it, and each content is built once."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ EXPECTED = {
     "async_stores_awaited": {"race", "pending"},
     "async_stores_expected": {"mbarrier", "deadlock", "race", "poison", "pending"},
 }
-"""What a broken rule may be called; at least one of them must be found, whatever the adversary does, and nothing else."""
+"""Allowed findings for a violated rule. At least one must be found with any adversary, and no other."""
 IN_CLUSTER = (
     *("cluster_waits", "cluster_reads", "cluster_outlives", "scope_of_arrivals", "scope_of_waits"),
     *("overwritten_in_cluster", "async_stores_awaited", "async_stores_expected"),
@@ -197,15 +197,15 @@ def test_a_kernel_that_breaks_the_rule_is_found(rules: Executable, rule: str) ->
         assert kinds & EXPECTED[rule] and kinds <= EXPECTED[rule] | {"write_once"}, (str(adversary), kinds)
 
 
-# ---- What is told ---------------------------------------------------------------------------------------------------
+# ---- Findings -------------------------------------------------------------------------------------------------------
 
 
-def told(executable: Executable, rule: str, kind: str, adversary: Adversary = ALL[0]) -> str:
+def message_of(executable: Executable, rule: str, kind: str, adversary: Adversary = ALL[0]) -> str:
     return next(each.message for each in run(executable, rule, True, adversary).findings if each.kind == kind)
 
 
 def test_a_race_names_both_sides(rules: Executable) -> None:
-    message = told(rules, "overwritten_while_read", "race")
+    message = message_of(rules, "overwritten_while_read", "race")
     expected = (
         r"CTA \(0,0,0\) thread \d+ reads shared memory at byte \d+ without synchronization after the write by thread"
     )
@@ -215,19 +215,21 @@ def test_a_race_names_both_sides(rules: Executable) -> None:
 
 
 def test_a_deadlock_says_who_waits_for_what(rules: Executable) -> None:
-    message = told(rules, "missing_arrival", "deadlock")
+    message = message_of(rules, "missing_arrival", "deadlock")
     assert re.search(r"CTA 0 warps 0 to 3: mbarrier_wait at \S+:\d+ \(mbarrier at byte \d+, parity 0", message)
     assert "1 of 129 arrivals and 0 bytes missing" in message
-    assert "0 of 1 arrivals and 4 bytes missing" in told(rules, "too_many_expected", "deadlock")
+    assert "0 of 1 arrivals and 4 bytes missing" in message_of(rules, "too_many_expected", "deadlock")
 
 
 def test_lanes_that_miss_a_collective_are_counted(rules: Executable) -> None:
-    assert "16 lanes mma at" in told(rules, "a_collective_for_all", "divergence")
+    assert "16 lanes mma at" in message_of(rules, "a_collective_for_all", "divergence")
 
 
 def test_poison_and_bounds_name_the_element(rules: Executable) -> None:
-    assert told(rules, "set", "poison").startswith("out[row 0][column 0] depends on")
-    assert "read of 4 bytes outside all regions, 4 bytes past the end of in" in told(rules, "inside_global", "bounds")
+    assert message_of(rules, "set", "poison").startswith("out[row 0][column 0] depends on")
+    assert "read of 4 bytes outside all regions, 4 bytes past the end of in" in message_of(
+        rules, "inside_global", "bounds"
+    )
 
 
 @pytest.mark.parametrize("rule", ["neighbours_of_a_warp", "stores_awaited", "cluster_waits"])

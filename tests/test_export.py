@@ -323,9 +323,9 @@ def test_without_built_libraries_find_package_says_what_to_do(small_library: Lib
     export(library, tmp_path / "export", ExportOptions(library.symbols, compressed=False, compiler="absent"))
     source = project(tmp_path / "source", "find_package(hgemm CONFIG REQUIRED)", "hgemm::hgemm")
     done = cmake("-S", source, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'export'}")
-    told = " ".join(done.stderr.split())
+    message = " ".join(done.stderr.split())
     assert done.returncode != 0 and re.search(
-        r"libhgemm\.so\.\S+ does not exist: build it with add_subdirectory", told
+        r"libhgemm\.so\.\S+ does not exist: build it with add_subdirectory", message
     ), done.stderr
 
 

@@ -350,7 +350,7 @@ def test_products_with_the_arguments_of_blas(paper_export: Path, cuda: dict[str,
 
 @dataclass(frozen=True)
 class Told:
-    """What a sequence of calls of the C library came to. `log` has the driver's calls, by their first word."""
+    """The result of a sequence of calls of the C library. `log` has the driver's calls, by their first word."""
 
     statuses: list[int]
     splits: list[int]
@@ -399,7 +399,7 @@ OUT_OF_MEMORY, CAPTURE, BAD_WORKSPACE = 18, 19, 14
 
 
 def test_a_call_without_a_workspace_splits_k(told: Callable[..., Told]) -> None:
-    """It takes the workspace of its stream. The first call allocates, and one for a capture; counters are zero ever after."""
+    """It takes the workspace of its stream. The first call allocates it, and a capture its own. Counters stay zero."""
     made = told("select run run stream=16 run run stream=0 run")
     assert not any(made.statuses) and made.splits[0] > 1 and made.live == 0
     first, second, third, fourth, fifth = made.workspaces

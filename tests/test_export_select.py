@@ -196,7 +196,7 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
 
 
 def test_c_takes_the_options_that_were_measured_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
-    """Those of the very problem, and those of a problem with the same tiles."""
+    """Options of the same problem, and of a problem with the same tiles."""
     table, rng = open_library(measured_library.folder).table, random.Random(2)
     kind, target = MEASURED_KINDS[-1], Target.typical("sm_90")
     selector = Selector(table, target)
@@ -292,7 +292,7 @@ def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, lib
         assert (status == OK) == (selector.find(wanted) is not None), library.hgemm_last_message()
         if status != OK:
             kinds_told.add(told_alike(library.hgemm_last_message().decode(), status, selector, wanted))
-    assert {"fewer", "shared", "alignment"} <= {word for told in kinds_told for word in told.split()}, kinds_told
+    assert {"fewer", "shared", "alignment"} <= {word for kinds in kinds_told for word in kinds.split()}, kinds_told
 
 
 def test_c_keeps_the_orders_that_python_keeps(measured_library: Library, library: ctypes.CDLL) -> None:
@@ -337,7 +337,7 @@ def test_an_invariant_export_needs_no_flag(paper_library: Library, tmp_path: Pat
 
 
 def told_alike(text: str, status: int, selector: Selector, wanted: SelectionQuery) -> str:
-    """Hold what C tells of a problem that nothing serves against what Python does, and return which kind of message it is."""
+    """Compare the messages of C and Python about a problem without a kernel. Return the kind of message."""
     with pytest.raises(UnsupportedError) as caught:
         selector.choose(wanted)
     reason, listed = str(caught.value), counts_of(text)

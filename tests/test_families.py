@@ -1,4 +1,4 @@
-"""The registry of kernel families: what a new family needs before it has a kernel."""
+"""The registry of kernel families, and the requirements of a new family."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def test_a_family_without_a_kernel_is_planned_and_explained(stub: Family, capsys
 
 def test_a_family_without_a_kernel_is_not_generated(stub: Family, tmp_path, capsys) -> None:
     assert main(generate_command, [*ARGUMENTS, "--library", str(tmp_path / "library")]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and not [*tmp_path.iterdir()]
-    assert told.err == "generate: error: family tcgen05 is not implemented yet: its kernel is not written\n"
+    output = capsys.readouterr()
+    assert output.out == "" and not [*tmp_path.iterdir()]
+    assert output.err == "generate: error: family tcgen05 is not implemented yet: its kernel is not written\n"
     with pytest.raises(RequestError, match="not implemented yet"):
         emit(plan_of(resolve({"arch": "sm_100", "mma": "tcgen05"})), templates_folder())
 
@@ -111,9 +111,9 @@ def test_a_family_without_a_kernel_is_not_generated(stub: Family, tmp_path, caps
 def test_a_sweep_skips_a_family_without_a_kernel(stub: Family, tmp_path, capsys) -> None:
     arguments = ["--arch", "sm_100", "--mma", "tcgen05,m16n8k16", "--library", str(tmp_path), "--dry-run", "-q"]
     assert main(generate_command, arguments) == 0
-    told = capsys.readouterr()
-    assert "1 combination skipped: family tcgen05 is not implemented yet: its kernel is not written\n" in told.err
-    assert told.out.count("to build") == 1
+    output = capsys.readouterr()
+    assert "1 combination skipped: family tcgen05 is not implemented yet: its kernel is not written\n" in output.err
+    assert output.out.count("to build") == 1
 
 
 def test_rules_of_a_new_family_are_reported_with_a_fix_that_was_tried(stub: Family) -> None:

@@ -1,4 +1,4 @@
-"""Anchors of seeded faults: what they find, what they edit, and what they say when they fit no place, or several."""
+"""Anchors of seeded faults: the places they find, their edits, and their errors if no place matches, or several."""
 
 from __future__ import annotations
 

@@ -404,7 +404,7 @@ def test_memcheck_finds_nothing_in_the_example(example: Path) -> None:
 @pytest.mark.parametrize("align", [8, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, layout: str, align: int) -> None:
-    """With guard bands and poison around every operand, whichever kernel C takes for it."""
+    """With guard bands and poison around every operand, for the kernel that C selects."""
     from hgemm.verification import CheckOptions, Trial
 
     opened = open_library(library.folder)
@@ -730,7 +730,7 @@ def halves(*shapes: tuple[int, ...]) -> list:
 
 
 def close(found, expected) -> bool:
-    """Tell whether they differ by some roundings to f16, of 2^-11 each, of the largest element."""
+    """Return whether they differ by some roundings to f16, of 2^-11 each, of the largest element."""
     return bool((found.double() - expected.double()).abs().max() < 2.0**-8 * expected.double().abs().max())
 
 

@@ -1,4 +1,4 @@
-"""Libraries that build the kernels which their calls lack, and the line that tells of a slower family."""
+"""Libraries that build missing kernels on demand, and the note about a slower fallback."""
 
 from __future__ import annotations
 
@@ -164,9 +164,9 @@ def test_processes_that_lack_the_same_kernel_build_it_once(tmp_path: Path) -> No
         subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=pipe, stderr=pipe, text=True) for _ in range(2)
     ]
     results = [process.communicate(timeout=120) for process in started]
-    symbols, told = [out for out, _ in results], "".join(err for _, err in results)
+    symbols, errors = [out for out, _ in results], "".join(err for _, err in results)
     assert symbols[0] == symbols[1] and symbols[0].startswith("hgemm_sm80_tn_bf16")
-    assert told.count("built ") == 1, told
+    assert errors.count("built ") == 1, errors
 
 
 def test_kernels_are_made_for_the_device_that_is_there(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_growing_library_builds_instead_of_falling_back(
 
 @pytest.mark.slow
 def test_cover_adds_what_a_call_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With the very command of the line, and without a fallback afterwards."""
+    """The command in the note runs, and no fallback follows."""
     done = call(
         "generate", "--arch", "90", "--tile", "32x32x32", "--layout", "nn", "--align", "1", "--library", tmp_path
     )

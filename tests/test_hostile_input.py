@@ -1,4 +1,4 @@
-"""Input that should not be there: each kind is refused in one line, or handled."""
+"""Hostile input: each kind is rejected in one line, or handled."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ PLAN = Expectation(
 
 @pytest.fixture(scope="module", autouse=True)
 def nvdisasm():
-    """Skip, aloud, where there is no disassembler."""
+    """Skip with a reason if there is no disassembler."""
     try:
         return find_nvdisasm()
     except HgemmError as error:
@@ -344,8 +344,8 @@ def test_warnings_are_kept_once_each_on_one_line():
 
 def test_warnings_of_the_front_end_are_not_ptxass():
     assert ptxas_warnings('probe.cu(3): warning #177-D: variable "x" was declared but never referenced\n') == ()
-    told = "ptxas warning : Value of threads per SM for entry probe is out of range. .minnctapersm will be ignored"
-    assert ptxas_warnings(told) == (told,)
+    message = "ptxas warning : Value of threads per SM for entry probe is out of range. .minnctapersm will be ignored"
+    assert ptxas_warnings(message) == (message,)
 
 
 # ==== Disassembly =====================================================================================================

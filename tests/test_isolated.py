@@ -1,4 +1,4 @@
-"""Processes that are started import nothing from the current folder, whatever its files are named."""
+"""Started processes import nothing from the current folder."""
 
 from __future__ import annotations
 

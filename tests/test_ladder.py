@@ -1,4 +1,4 @@
-"""`hgemm ladder`: what is known without a GPU, what is measured with one, and what is kept, printed and drawn."""
+"""`hgemm ladder`: static facts without a GPU, measurements with one, and the files, tables and pictures."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ QUICK = "--seconds 0 --warm-up 0 --rounds 3".split()
 
 @pytest.fixture(autouse=True)
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Let there be one ladder, `x`, whose kernels are made on paper; return what was asked for."""
+    """Replace all ladders by one, `x`, whose kernels are planned only. Return the requested plans."""
     (tmp_path / "x.toml").write_text(LADDER)
     asked: list[Plan] = []
 
@@ -338,7 +338,7 @@ def test_without_matplotlib_the_extra_is_named_before_the_work(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["y"], "no ladder is named 'y': choose from x"),
         (["x", "--to", "a.pdf"], "cannot draw a ladder as 'a.pdf'"),
@@ -346,9 +346,9 @@ def test_without_matplotlib_the_extra_is_named_before_the_work(tmp_path: Path, m
         (["x", "--m", "0"], "--m '0' names no positive number"),
     ],
 )
-def test_requests_are_refused_in_one_line(tmp_path: Path, arguments: list[str], told: str, made: list[Plan]) -> None:
+def test_requests_are_refused_in_one_line(tmp_path: Path, arguments: list[str], message: str, made: list[Plan]) -> None:
     error = call(tmp_path, *arguments).exception
-    assert error.exit_code == 2 and told in str(error) and not made
+    assert error.exit_code == 2 and message in str(error) and not made
 
 
 def test_a_file_that_holds_no_ladders_or_cannot_be_written_is_refused(tmp_path: Path, made: list[Plan]) -> None:

@@ -1,4 +1,4 @@
-"""The law of layers: imports point down, nothing goes in a circle, and importing a module does nothing."""
+"""Layers: imports point down, there are no import cycles, and importing a module has no side effects."""
 
 from __future__ import annotations
 

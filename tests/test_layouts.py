@@ -1,4 +1,4 @@
-"""Shared-memory layouts: placements are one to one, keep pieces whole, and cost the bank conflicts that they say."""
+"""Shared-memory layouts: placements are one-to-one, keep vectors whole, and have the predicted bank conflicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of a library: written whole or not at all, and trusted only after their schema and hashes are checked."""
+"""Folders of a library: written completely or not at all, and used only after checks of schema and hashes."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ def test_what_cannot_be_read_is_neither_garbage_nor_replaced(
         patch.setattr(os, "open", refuse)
         removals = collect_garbage(library)
         with pytest.raises(LibraryError, match=f"cannot read .*one/{name}"):
-            maintenance.merge([other.folder], library.folder, lambda *told: None)
+            maintenance.merge([other.folder], library.folder, lambda *messages: None)
     assert removals == [] and "one stays: cannot read" in caplog.text
     assert {path.name for path in folder.iterdir()} == {"record.json", "kernel.cu", "kernel.ptx", "kernel.cubin"}
 
@@ -471,7 +471,7 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
 
 def test_where_no_file_can_be_written_both_say_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for place, told in (("none", "none/out: No such file"), ("file", "file/out: .* choose another --csv")):
+    for place, message in (("none", "none/out: No such file"), ("file", "file/out: .* choose another --csv")):
         for attempt in (require_writable, lambda path, option: write_atomically(path, b"x", option)):
-            with pytest.raises(LibraryError, match=f"cannot write .*{told}"):
+            with pytest.raises(LibraryError, match=f"cannot write .*{message}"):
                 attempt(tmp_path / place / "out", "--csv")

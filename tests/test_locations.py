@@ -1,4 +1,4 @@
-"""The default library: where it is, who uses it, and which commands a message suggests for it."""
+"""The default library: its place, its users, and the commands that messages suggest."""
 
 from pathlib import Path
 

@@ -36,7 +36,7 @@ from hgemm.selection_query import SelectionQuery, Target
 
 @pytest.fixture(scope="module")
 def opened(paper_library: Store) -> Library:
-    """The catalog and more, on paper; what a test's driver has seen of it, no other's has.
+    """Planned records of the catalog and more. Each test has its own driver, which has not loaded any of them.
 
     Without the kernels that read fragments from global memory: they would take the small problems that split k here.
     """
@@ -169,7 +169,7 @@ def test_empty_products_launch_nothing(library: Library, driver: ComputingDriver
 
 
 def test_tensor_maps_follow_the_addresses(library: Library, driver: ComputingDriver) -> None:
-    """Two buffers taken by turns: the maps are those of the call, and each is encoded once."""
+    """Two alternating buffers: each call has its own buffer's maps, and each map is encoded once."""
     w = numbers(256, 64)
     pairs = [(numbers(256, 64), placed(np.zeros((256, 256), "f2"))) for _ in range(2)]
     plan = library.plan(Problem(256, 256, 64))

@@ -1,4 +1,4 @@
-"""Laws of measurements: what is written is read, what was changed is not, and what stands follows from comparisons only."""
+"""Measurements: sessions are read as written, changed ones are ignored, and the best known kernel follows from comparisons only."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_what_makes_no_sense_is_refused_though_its_hash_is_right(tmp_path: Path,
         read_session(path)
 
 
-# ---- What stands ----------------------------------------------------------------------------------------------------
+# ---- Best known kernels ---------------------------------------------------------------------------------------------
 
 
 def best_after(folder: Path, *orders: dict[str, float], keys: dict[str, str] | None = None, **header: object):
@@ -128,7 +128,7 @@ def test_sessions_are_read_in_the_order_in_which_they_began(tmp_path: Path) -> N
 
 
 def test_the_order_of_a_session_stands_even_where_times_say_another(tmp_path: Path) -> None:
-    """What was decided within the spread is kept."""
+    """A decision within the spread is kept."""
     found = best_after(tmp_path, {"b": 2.0, "a": 1.99, "c": 3.0})
     assert found[PLACE].order == ("b", "a", "c") and found[PLACE].times_us == {"b": 2.0, "a": 1.99, "c": 3.0}
 
@@ -193,7 +193,7 @@ def test_a_factor_at_the_only_place_lies_between_the_estimate_and_what_was_measu
 
 @given(st.lists(points, min_size=1, max_size=12), st.data())
 def test_rows_of_which_the_same_is_known_everywhere_have_that_factor_nearly(places, data) -> None:
-    """What all rows of a problem have in common does not matter."""
+    """A factor that all rows of a problem share has no effect."""
     common = [data.draw(st.floats(0.1, 10)) for _ in places]
     rows = {1: 0.8, 2: 1.0, 7: 1.25}
     for at in places:
@@ -212,7 +212,7 @@ def test_near_problems_count_more_than_far_ones() -> None:
 
 @given(points, points)
 def test_what_a_problem_says_fades_with_its_distance(x, y) -> None:
-    """It falls from the whole at the very place to nothing."""
+    """It falls from 1 at distance 0 to 0."""
     here, there = (corrections(at, [x], [{1: 1.0, 2: 2.0, 3: 1.0}])[2] for at in (x, y))
     assert here == 1.5 * FACTOR_ONE
     assert there is None or FACTOR_ONE <= there <= here

@@ -1,4 +1,4 @@
-"""Merging: every kernel and measurement once, nothing of what cannot be trusted, and no two that differ under one name."""
+"""Merging: each kernel and measurement once, nothing damaged, and never two different kernels with one name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def timings(folder: Path) -> list[tuple[str, float]]:
 
 
 def join(*folders: Path, to: Path):
-    return merge(folders, to, lambda *told: None)
+    return merge(folders, to, lambda *messages: None)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -237,4 +237,4 @@ def test_a_target_that_cannot_be_written_is_told_by_its_option(tmp_path: Path) -
     Library(tmp_path / "a").publish(*make_record("one"))
     (tmp_path / "file").touch()
     with pytest.raises(LibraryError, match="cannot write .*file/b: .* choose another --to$"):
-        merge([tmp_path / "a"], tmp_path / "file" / "b", lambda *told: None)
+        merge([tmp_path / "a"], tmp_path / "file" / "b", lambda *messages: None)

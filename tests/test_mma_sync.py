@@ -50,7 +50,7 @@ def plan_of(**texts: str) -> Plan:
 
 def test_turing_gets_its_published_tile_where_f16_accumulates() -> None:
     spec = plan_of(arch="sm_75", acc="f16").spec
-    told = (
+    fields = (
         str(spec.cta_tile),
         str(spec.warp_tile),
         spec.mma,
@@ -59,7 +59,7 @@ def test_turing_gets_its_published_tile_where_f16_accumulates() -> None:
         spec.ctas_per_sm,
         spec.store_spacing,
     )
-    assert told == ("256x256x32", "128x64", "m16n8k8", "ldg_sts", 2, 1, 5)
+    assert fields == ("256x256x32", "128x64", "m16n8k8", "ldg_sts", 2, 1, 5)
 
 
 def test_stores_are_as_far_apart_as_hides_them_on_turing() -> None:
@@ -151,8 +151,8 @@ def test_without_prefetch_nothing_is_loaded_before_the_last_product(arch: str) -
     cubin = compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES)).cubin
     (listing,) = disassemble([MachineCode(arch, read_cubin(cubin, kernel.symbol).text)])
     letters = {"HMMA": "T", "LDG": "L", "STS": "S"}
-    told = "".join(letters.get(each.mnemonic, "") for each in listing.loop_of("HMMA"))
-    assert told == "T" * plan.mma_per_k_tile + "L" * stores_per_k_tile(plan) + "S" * stores_per_k_tile(plan)
+    letters_of_loop = "".join(letters.get(each.mnemonic, "") for each in listing.loop_of("HMMA"))
+    assert letters_of_loop == "T" * plan.mma_per_k_tile + "L" * stores_per_k_tile(plan) + "S" * stores_per_k_tile(plan)
 
 
 def test_stores_side_by_side_are_a_violation() -> None:
@@ -281,8 +281,10 @@ def test_a_matrix_that_is_shifted_may_begin_anywhere(
     )
     kernel = emit(plan_of(**SMALL, copy="ldg_sts_unaligned", align="1", layout="tt"), TEMPLATES)
     proved = prove(subject_of(kernel), host_toolchain)
-    told = [check.reason for check in proved.checks if not check.passed]
-    assert len(told) == (offset_bytes == 0) and all("bytes per k tile" in reason for reason in told)  # asked for once
+    reasons = [check.reason for check in proved.checks if not check.passed]
+    assert len(reasons) == (offset_bytes == 0) and all(
+        "bytes per k tile" in reason for reason in reasons
+    )  # asked for once
 
 
 # ==== WMMA fragments ==================================================================================================
@@ -383,7 +385,7 @@ def test_a_product_takes_the_deepest_instructions_of_an_architecture(first: str,
 
 @pytest.mark.gpu
 def test_every_default_case_passes_on_this_gpu(tmp_path: Path) -> None:
-    """Where the sums were held otherwise than the epilogue takes them to be, all of D would be wrong."""
+    """If the accumulators were in other registers than the epilogue expects, all of D would be wrong."""
     from generator.device_check import open_kernel
     from generator.store.library import Library
     from hgemm.cases import default_cases

@@ -1,4 +1,4 @@
-"""Kernels on mma.sync whose tiles come by TMA: what is planned and refused, what stands in the code, what runs on the CPU."""
+"""Kernels on mma.sync with TMA loads: plans, rejections, machine code, and results on the CPU."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def plan_of(**texts: str) -> Plan:
 
 def test_the_tile_that_was_measured_best_is_planned() -> None:
     spec = plan_of().spec
-    told = (str(spec.cta_tile), str(spec.warp_tile), spec.stages, spec.fragment_stages, str(spec.schedule))
-    assert told == ("256x128x64", "64x64", 3, 2, "persistent") and family_of(spec).name == "mma_sync_tma"
+    fields = (str(spec.cta_tile), str(spec.warp_tile), spec.stages, spec.fragment_stages, str(spec.schedule))
+    assert fields == ("256x128x64", "64x64", 3, 2, "persistent") and family_of(spec).name == "mma_sync_tma"
     halves = plan_of(acc="f16")
     assert str(halves.spec.cta_tile) == "256x256x64" and halves.accumulator_registers == 128
 

@@ -1,4 +1,4 @@
-"""The cost model: published tables to the cycle, laws of its equations, and predictions from fitted constants."""
+"""The cost model: published tables to the cycle, properties of its equations, and predictions from fitted constants."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ DENSE_TFLOPS = {
     **{("l4", "m16n8k16_f32"): 121, ("l40s", "m16n8k16_f32"): 362.05, ("l40s", "m16n8k8_tf32"): 183},
     **{("rtx5090", "m16n8k16_f16"): 419, ("rtx5090", "m16n8k16_f32"): 209.5},
 }
-"""What the vendor's documents give, by card and instruction."""
+"""Figures of NVIDIA's documents, by card and instruction."""
 
 
 @pytest.mark.parametrize(("key", "shape"), DENSE_TFLOPS)
@@ -213,22 +213,22 @@ def test_every_figure_has_a_source_and_is_measured_only_by_date_and_device() -> 
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "message"),
     [
         ("h200", "measured: NVIDIA H200, 2026-11-22"),
         ("h100", "measured on another card: NVIDIA H200, 2026-11-22"),
         ("a100", "unmeasured"),
     ],
 )
-def test_figures_of_another_card_are_said_to_be_its(key: str, told: str) -> None:
-    assert card(key).describe_sources(["cpi.lds128"]) == told
-    assert card(key).describe_sources(["cpi.lds128", "power_w"]) == told + "; in part unmeasured" * (
-        told != "unmeasured"
+def test_figures_of_another_card_are_said_to_be_its(key: str, message: str) -> None:
+    assert card(key).describe_sources(["cpi.lds128"]) == message
+    assert card(key).describe_sources(["cpi.lds128", "power_w"]) == message + "; in part unmeasured" * (
+        message != "unmeasured"
     )
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda table: table["figures"].pop("sms"), "figures.sms is missing"),
         (
@@ -243,11 +243,11 @@ def test_figures_of_another_card_are_said_to_be_its(key: str, told: str) -> None
         (lambda table: table.update(more=1), "more is not a field"),
     ],
 )
-def test_a_table_that_is_not_as_it_should_be_is_refused(damage, told: str) -> None:
+def test_a_table_that_is_not_as_it_should_be_is_refused(damage, message: str) -> None:
     table = json.loads((FOLDER / "a100.json").read_text())
     parse_card("a100", copy.deepcopy(table))
     damage(table)
-    with pytest.raises(Mismatch, match=told):
+    with pytest.raises(Mismatch, match=message):
         parse_card("a100", table)
 
 
@@ -367,7 +367,7 @@ def test_explain_tells_cycles_bound_and_how_a_problem_fills_the_card(capsys) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--arch", "89", "--device", "RTX 4900"], "device 'RTX 4900' has no table of figures: did you mean rtx4090?"),
         (["--arch", "89", "--device", "T4"], "kernels for sm_89 do not run on NVIDIA T4 (sm_75)"),
@@ -375,9 +375,9 @@ def test_explain_tells_cycles_bound_and_how_a_problem_fills_the_card(capsys) -> 
         (["--arch", "89", "--m", "64", "--batch", "4" + "0" * 20], "is not in the range 1<=x<=2147482624"),
     ],
 )
-def test_explain_refuses_what_the_model_cannot_answer(capsys, arguments: list[str], told: str) -> None:
+def test_explain_refuses_what_the_model_cannot_answer(capsys, arguments: list[str], message: str) -> None:
     status, out, err = hgemm(capsys, "explain", *arguments)
-    assert status == 2 and not out and told in err
+    assert status == 2 and not out and message in err
 
 
 def test_explain_says_why_there_is_no_model(capsys) -> None:
@@ -498,7 +498,7 @@ def test_every_shipped_kernel_is_predicted_on_the_card_of_its_architecture(numbe
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda d: d["families"].pop("wgmma"), "families.wgmma is missing"),
         (lambda d: d["families"]["wgmma"]["constants"].pop("start_us"), "constants.start_us is missing or unknown"),
@@ -509,11 +509,11 @@ def test_every_shipped_kernel_is_predicted_on_the_card_of_its_architecture(numbe
     ],
     ids=["family", "constant", "unknown", "text", "date", "schema"],
 )
-def test_a_file_of_constants_that_is_not_as_it_should_be_is_refused(damage, told: str) -> None:
+def test_a_file_of_constants_that_is_not_as_it_should_be_is_refused(damage, message: str) -> None:
     document = json.loads(PATH.read_text())
     assert parse_fits(copy.deepcopy(document)) == fits()
     damage(document)
-    with pytest.raises(Mismatch, match=told):
+    with pytest.raises(Mismatch, match=message):
         parse_fits(document)
 
 

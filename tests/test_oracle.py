@@ -1,4 +1,4 @@
-"""The oracle held against the compiler: what validation accepts becomes a sound kernel, what it rejects does not work.
+"""Rules against the compiler: an accepted spec becomes a valid kernel, and a rejected one does not work.
 
 Everything is compiled and inspected, nothing is launched. The larger sample behind the estimate of registers is
 benchmarks/data/confusion.json; this one is small enough to be drawn anew in every run of the tests.
@@ -79,7 +79,7 @@ CORNERS = [
 
 
 def build(plans: list[Plan]) -> list[Inspection | str]:
-    """Emit, compile and inspect plans; a compiler's error stands for an inspection."""
+    """Emit, compile and inspect plans; a compiler error replaces the inspection."""
     templates = templates_folder()
     kernels = [emit(plan, templates) for plan in plans]
     results: list[Inspection | str] = []

@@ -1,4 +1,4 @@
-"""The wheel holds everything that a run needs, and what is asked of other packages is what was measured."""
+"""The wheel contains all that a run needs, and its version bounds are the tested ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline: a kernel is built once, from what it is made of; what goes wrong with one is told and stops no other."""
+"""The pipeline: each content is built once, and a failure is reported and does not stop other kernels."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ def test_killed_at_any_moment_it_leaves_a_library_that_the_next_run_completes(tm
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
-    """What it held is built by another, and nothing is built or reported twice."""
+    """Another worker builds its kernels, and nothing is built or reported twice."""
     library = tmp_path / "library"
     process = start("generate", *SWEEP, "--library", library)
     wait_for(lambda: kernels(library) or process.poll() is not None)

@@ -99,7 +99,7 @@ natural = st.fixed_dictionaries(
         {"arch": st.sampled_from(specs.SERVED), "cta_tile": specs.tiles}, optional={"layout": specs.words["layout"]}
     ),
 )
-"""What people ask for of mma.sync: a tile and what the problem needs."""
+"""Typical requests for mma.sync: a tile and the fields of a problem."""
 
 
 @settings(max_examples=300, deadline=None)

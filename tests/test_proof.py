@@ -1,4 +1,4 @@
-"""Proofs on the CPU: from the command line, before registration, and their cases, adversaries and verdicts."""
+"""Proofs on the CPU: from the command line, before a kernel is stored, and their cases, adversaries and verdicts."""
 
 from __future__ import annotations
 
@@ -162,9 +162,9 @@ def test_shapes_are_taken_and_answered_as_json(library: Library, host_toolchain:
 
 
 def test_where_to_verify_must_be_said_once(library: Library) -> None:
-    for flags, told in (([], "no place to verify"), (["--device", "--emulate"], "exclude each other")):
+    for flags, message in (([], "no place to verify"), (["--device", "--emulate"], "exclude each other")):
         result = invoke(verify.verify_command, *flags, "--library", library.folder)
-        assert told in str(result.exception) and result.exception.exit_code == 2
+        assert message in str(result.exception) and result.exception.exit_code == 2
 
 
 def test_a_report_that_cannot_be_written_stops_before_the_work(library: Library, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_ptx_that_is_not_understood_is_told_of(host_toolchain: HostToolchain) ->
 
 
 def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostToolchain) -> None:
-    """It scales and activates in another way: right where it means the same, and found out where it does not."""
+    """It scales and activates in another way: accepted where the result is the same, found where it differs."""
     ours = At("WarpEpilogue", "Policy::Activation::apply(x)")
     kernel = kernel_of({**ONE, "activation": "relu"})
     program = Program.of(kernel.source, templates_folder())
@@ -374,8 +374,8 @@ def test_a_disagreement_is_told_with_both_numbers() -> None:
     kernel = kernel_of(ONE)
     record = planned(kernel)
     costs = Costs(2, 0, 1, 2048, 5, 0, 0, 1, 1)
-    told = [*disagreements(costs, LaunchTraits.of(record), record["spec"], 3)]
-    assert told == [
+    messages = [*disagreements(costs, LaunchTraits.of(record), record["spec"], 3)]
+    assert messages == [
         "mma per k tile: counted 2, planned 3",
         "read conflicts per k tile: counted 5, planned 0",
     ]
@@ -399,7 +399,7 @@ CASE = Case(Shape(33, 49, 20), loose=True)
 
 
 class FakeExecutable:
-    """Launches `simulated` with some faults, and reports what it is told to."""
+    """Launches `simulated` with some faults, and reports given numbers."""
 
     def __init__(self, traits: LaunchTraits, *faults: str, report: Report = CLEAN) -> None:
         self.traits, self.faults, self.report = traits, frozenset(faults), report

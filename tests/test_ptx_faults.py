@@ -1,4 +1,4 @@
-"""Faults at PTX level: how they are made, and the rules by which some change nothing."""
+"""Faults in PTX: how they are seeded, and the rules for those that change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The semantics of PTX instructions on the CPU, beside NumPy: arithmetic, conversions, and what orders memory."""
+"""PTX instructions on the CPU against NumPy: arithmetic, conversions, and memory order."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ HANDED_OVER: dict[str, tuple[str, str]] = {
         SPIN.format("mbarrier.try_wait.parity.shared.b64 %p4, [%r8+8], 0;"),
     ),
 }
-"""How warp 0 hands 32 words to warp 1: what it does after it has written them, and how warp 1 waits."""
+"""Ways to pass 32 words from warp 0 to warp 1: warp 0's instruction after the writes, and warp 1's wait."""
 
 
 @pytest.mark.parametrize("how", HANDED_OVER)

@@ -1,4 +1,4 @@
-"""README and docs are true: the commands that they show are accepted, and their links resolve."""
+"""README and docs: their commands are accepted, and their links resolve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building a library's kernels again, and proofs that count only for the files they are about."""
+"""Rebuilding a library's kernels, and proofs that are valid only for the files that they name."""
 
 from __future__ import annotations
 
@@ -179,13 +179,13 @@ def test_a_merge_takes_a_proof_and_no_other_files(tmp_path: Path) -> None:
     record, files = make_record("one")
     plain.publish(record, files)
     proved.publish(with_proof(record, {**PROOF, "executor": executor_version()}), files)
-    assert merge([proved.folder], plain.folder, lambda *told: None, executor_version()).replaced == 1
+    assert merge([proved.folder], plain.folder, lambda *messages: None, executor_version()).replaced == 1
     files = {**files, "kernel.cubin": b"forged"}
     forged = {"sha256": hashlib.sha256(b"forged").hexdigest(), "bytes": 6}
     record = {**record, "files": {**record["files"], "kernel.cubin": forged}}
     other.publish(with_proof(record, {**PROOF, "executor": executor_version()}), files)
     with pytest.raises(LibraryError, match="one: one key, other files in .*other, .*plain"):
-        merge([other.folder], plain.folder, lambda *told: None, executor_version())
+        merge([other.folder], plain.folder, lambda *messages: None, executor_version())
 
 
 def test_a_proof_of_another_version_is_not_preferred(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_proof_of_another_version_is_not_preferred(tmp_path: Path) -> None:
     record, files = make_record("one")
     plain.publish(record, files)
     proved.publish(with_proof(record, PROOF), files)
-    assert merge([proved.folder], plain.folder, lambda *told: None, executor_version()).present == 1
+    assert merge([proved.folder], plain.folder, lambda *messages: None, executor_version()).present == 1
 
 
 def test_a_proof_is_stored_only_for_the_files_that_were_run(library: Library, host_toolchain: HostToolchain) -> None:

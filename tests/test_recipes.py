@@ -1,4 +1,4 @@
-"""Recipes: each is legal, pinned and differs from the step before by what it names; figures are those that were published."""
+"""Recipes: each is legal and complete, and differs from the previous step only in the fields that it names."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ PARTS = {
 @pytest.mark.parametrize("name", PARTS)
 def test_every_published_part_of_cublas_is_that_of_its_rate(name: str) -> None:
     published = load_ladder(name)
-    told = zip((step.name for step in published.steps), published_of(published, published.shapes[0]))
-    assert {step: round(100 * one["of_cublas"], 1) for step, one in told if one["of_cublas"]} == PARTS[name]
+    published_steps = zip((step.name for step in published.steps), published_of(published, published.shapes[0]))
+    assert {step: round(100 * one["of_cublas"], 1) for step, one in published_steps if one["of_cublas"]} == PARTS[name]
 
 
 def test_a_rate_is_of_its_problem() -> None:
@@ -198,7 +198,7 @@ def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (("title", "titel"), "missing: title; unknown: titel"),
         (("tflops = { 64 = 5 }", "tflops = 5"), "step '1': wrong type: tflops"),
@@ -210,11 +210,11 @@ def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
         (("[spec]", "[spec"), "is not TOML"),
     ],
 )
-def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: Path, change, told: str) -> None:
+def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: Path, change, message: str) -> None:
     (tmp_path / "x.toml").write_text(GOOD.replace(*change))
     with pytest.raises(RequestError) as error:
         read_ladder(tmp_path / "x.toml")
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_only_a_ladder_runs_a_baseline_kernel(host_toolchain: HostToolchain) -> None:

@@ -1,4 +1,4 @@
-"""`hgemm report`: what it reads, what the page holds, and what a browser makes of it."""
+"""`hgemm report`: its input, the contents of the page, and how a browser renders it."""
 
 from __future__ import annotations
 
@@ -339,13 +339,13 @@ def test_bad_requests_are_reported_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     Library(tmp_path).publish(*make_record("hgemm_one"))
     to = tmp_path / "a.html"
-    for words, told, status in (
+    for words, message, status in (
         (["--to", to, "--bench", tmp_path / "none.json"], "none.json cannot be read: No such file", 1),
         (["--to", tmp_path / "no" / "a.html"], "cannot write", 1),
         (["--to", to, "--arch", "70"], "arch '70' is sm_70, which is not supported", 2),
     ):
         done = call("hgemm", "report", "--library", tmp_path, *words)
-        assert done.returncode == status and told in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert done.returncode == status and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not to.exists()
 
 

@@ -1,4 +1,4 @@
-"""What the process of a kernel can do: compute, and nothing else."""
+"""The sandbox: a kernel's process can compute, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hgemm sanitize`: what it finds in a small kernel, and what it refuses."""
+"""`hgemm sanitize`: its findings in a small kernel, and the input that it rejects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selection: the table does not depend on the order of records, the choice supports the problem, and gaps are reported."""
+"""Selection: the table does not depend on the order of records, the chosen kernel supports the problem, and holes are reported."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: Sele
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 400), st.sampled_from(LAYOUTS), st.data())
 def test_the_kernel_takes_the_problem_that_it_was_chosen_for(m: int, n: int, k: int, layout: str, data) -> None:
-    """Whatever pointers and leading dimensions: what selection lets through, the launcher's checks let through."""
+    """For any pointers and leading dimensions: problems that selection accepts pass the launcher's checks."""
     a_columns = k if layout[0] == "t" else m
     b_columns = k if layout[1] == "n" else n
     more = st.integers(0, 17)
@@ -296,8 +296,9 @@ def test_a_vocabulary_of_any_size_has_wgmma_with_and_without_a_bias(dtype: str, 
 
 def test_no_kernel_is_told_with_what_is_missing() -> None:
     selector = Selector(catalog_table(), H200)
-    told = "no kernel computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --dtype f16 --layout tn --activation gelu"
-    with pytest.raises(UnsupportedError, match=f"{told} --add` makes one"):
+    cover = "hgemm cover --arch 90 --dtype f16 --layout tn --activation gelu"
+    message = f"no kernel computes tn f16->f16 acc f32 gelu on sm_90: `{cover}"
+    with pytest.raises(UnsupportedError, match=f"{message} --add` makes one"):
         selector.choose(SelectionQuery(Kind(activation="gelu"), 1, 1, 1))
     with pytest.raises(
         UnsupportedError, match="--arch 90 --dtype f16 --out f32 --layout nt --bias row --add` makes one"
@@ -597,7 +598,7 @@ def test_operands_are_taken_to_lie_dense_unless_an_alignment_is_given(small_libr
 # ==== hgemm cover =====================================================================================================
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
-"""What the catalog is shipped for; code for sm_90a serves GPUs of sm_90."""
+"""Architectures of the catalog. GPUs of sm_90 run code for sm_90a."""
 ALIGNS = (8, 4, 2, 1)
 PROMISED = kinds_of(("f16", "bf16"), LAYOUTS, ("none",), ("none",))
 TF32 = kinds_of(("tf32",), LAYOUTS, ("none",), ("none",))
@@ -699,8 +700,8 @@ def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
     layout = symbol.split("_")[2]
     words = ["cover", "--library", library, "--arch", "80", "--dtype", "f16", "--layout", layout]
     done = call("hgemm", *words)
-    told = f"sm_80 {layout} f16->f16 acc f32 yes 4,2,1 all"
-    assert (done.returncode, done.stdout.splitlines()[1].split()) == (1, told.split())
+    row = f"sm_80 {layout} f16->f16 acc f32 yes 4,2,1 all"
+    assert (done.returncode, done.stdout.splitlines()[1].split()) == (1, row.split())
     assert done.stderr.startswith("hgemm: ") and "--add" in done.stderr
     done = call("hgemm", *words, "--json")
     (hole,) = json.loads(done.stdout)

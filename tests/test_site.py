@@ -1,4 +1,4 @@
-"""The documentation site: it builds, and Chromium finds no fault in it; the checker finds the faults that it is for."""
+"""The documentation site: it builds, and Chromium finds no fault. The checker finds seeded faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs and their fields: what is written reads back the same, and what is no value is refused with those that are."""
+"""Specs and their fields: values read back as written, and invalid ones are rejected with a list of the valid ones."""
 
 from __future__ import annotations
 
@@ -271,7 +271,9 @@ def test_other_spellings_of_types_are_accepted(field: str, text: str, word: str)
 def test_help_and_errors_write_what_stands_for_a_number_alike() -> None:
     for name, kind in (("raster", Raster), ("schedule", Schedule)):
         assert all(f"{word}:{number}" in BY_NAME[name].help for word, (number, _) in kind.sized.items())
-        assert all(str(parse_field(name, told.split()[-1])) == told.split()[-1] for _, told in kind.sized.values())
+        assert all(
+            str(parse_field(name, example.split()[-1])) == example.split()[-1] for _, example in kind.sized.values()
+        )
 
 
 @settings(max_examples=100)

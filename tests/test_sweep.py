@@ -1,4 +1,4 @@
-"""Sweeps: lists, ranges and spec files become every combination once and in order; shards partition them."""
+"""Sweeps: lists, ranges and spec files give each combination once and in order, and shards partition them."""
 
 from __future__ import annotations
 
@@ -80,19 +80,19 @@ def test_rules_are_counted_without_their_fixes() -> None:
     found = sweep(
         [{"arch": "sm_80,sm_90a", "tile": "128x128x32,256x256x64", "mma": "m16n8k16,wgmma", "layout": "tn,nn"}]
     )
-    told = [tuple(violation.rule for violation in candidate.broken) for candidate in found.candidates]
-    assert [candidate.rules for candidate in found.candidates] == told
-    assert ("family",) in told and () in told
+    rules = [tuple(violation.rule for violation in candidate.broken) for candidate in found.candidates]
+    assert [candidate.rules for candidate in found.candidates] == rules
+    assert ("family",) in rules and () in rules
 
 
 def test_whoever_asks_is_told_how_many_of_how_many_are_planned() -> None:
-    told: list[tuple[int, int]] = []
-    sweep([{"arch": "sm_89", "stages": "2:4"}, {"arch": "sm_89"}], lambda done, total: told.append((done, total)))
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    messages: list[tuple[int, int]] = []
+    sweep([{"arch": "sm_89", "stages": "2:4"}, {"arch": "sm_89"}], lambda done, total: messages.append((done, total)))
+    assert messages == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "message"),
     [
         ({"arch": "sm_89", "tile": "256x256x64", "stages": "4"}, "262,144 B of shared memory; sm_89 allows 101,376 B"),
         (
@@ -121,8 +121,8 @@ def test_whoever_asks_is_told_how_many_of_how_many_are_planned() -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value.values()),
 )
-def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], told: str) -> None:
-    with pytest.raises(RequestError, match=told):
+def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         sweep([texts]).reject_empty()
 
 

@@ -1,4 +1,4 @@
-"""The templates: real headers that compile alone, read nothing but what they are given, and leave only a kernel behind."""
+"""The templates: each header compiles alone, includes only known headers, and defines nothing but the kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEMPLATES = templates_folder()
 ENTRY_HEADER = FORMS["atoms"].entry_header
 EXAMPLE = TEMPLATES / "examples" / "gemm_128x128x32.cu"
 FOLDERS = ("common", "mma_sync", "mma_sync_direct", "mma_sync_tma", "wgmma")
-"""What families share, and a folder for each family."""
+"""The folder that families share, and one folder for each family."""
 HEADERS = sorted(
     path.relative_to(TEMPLATES).as_posix() for folder in FOLDERS for path in (TEMPLATES / folder).glob("*.cuh")
 )
@@ -91,7 +91,7 @@ def test_what_a_header_defines_is_in_the_namespace_or_has_the_prefix(header: str
 
 @pytest.mark.parametrize("header", [header for header in OWN if header not in DOORS])
 def test_only_the_atom_layer_touches_the_machine(header: str) -> None:
-    """What goes around it could not be run, or judged, on the host."""
+    """A kernel that bypasses the atom layer cannot be run or checked on the CPU."""
     code = re.sub(r"//.*", "", text_of(header))
     around = re.findall(
         r"\b(?:threadIdx|blockIdx|gridDim|blockDim|asm|cute::|cutlass::|atomic[A-Z]\w*|erff|__(?!builtin)\w+)", code

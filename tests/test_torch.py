@@ -1,4 +1,4 @@
-"""The operator of torch: shapes, gradients and what opcheck asks, with torch's own product on the CPU in the place of a launch."""
+"""The operator of torch: shapes, gradients and opcheck, with torch's product on the CPU instead of a launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator of torch for expressions: gradients against finite differences, with the CPU in the place of a launch."""
+"""The operator of torch for expressions: gradients against finite differences, on the CPU instead of a launch."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def formula(a, b, bias=None, c=None, alpha=1.0, beta=0.0, activation="none"):
 
 @pytest.fixture
 def recording() -> Iterator[None]:
-    """Register the C++ kernels, and one of torch that computes in float64 in the place of launches."""
+    """Register the C++ kernels, and one of torch that computes in float64 instead of launches."""
     fake = NativeDriver(ComputingDriver.__new__(ComputingDriver))
     compute = torch.library.Library("hgemm", "IMPL")
     with operator_on(fake):

@@ -1,4 +1,4 @@
-"""Tuning on a driver without a GPU: candidates, records, resuming, several GPUs, and the laws of successive halving."""
+"""Tuning on a driver without a GPU: candidates, records, resuming, several GPUs, and properties of successive halving."""
 
 from __future__ import annotations
 
@@ -251,10 +251,12 @@ def test_numbers_that_go_wrong_under_load_are_no_result(
 
 
 def test_a_run_within_a_budget_is_resumed(driver: BenchDriver, folder: Path) -> None:
-    told: list[str] = []
-    document = tuned(plan_of(folder, budget_s=1e-9), told.append)
+    messages: list[str] = []
+    document = tuned(plan_of(folder, budget_s=1e-9), messages.append)
     assert len(problems(document)) == 1 and len(document["not_tuned"]) == 2
-    assert told[-1] == "budget of 1e-09 s: 2 of 3 problems are not tuned" and told[0].startswith("[1/3] 40x56x24 tn")
+    assert messages[-1] == "budget of 1e-09 s: 2 of 3 problems are not tuned" and messages[0].startswith(
+        "[1/3] 40x56x24 tn"
+    )
     assert [found[0]["work"]["m"] for found in problems(tuned(plan_of(folder, resume=True)))] == [96, 8]
     assert tuned(plan_of(folder, resume=True))["results"] == []
     assert len(problems(tuned(plan_of(folder, resume=True, seed=2)))) == 3  # another run
@@ -640,15 +642,15 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMake:
 
 
 def generating(
-    made: FakeMake, works: Sequence[Work], candidates: int = 3, told: list | None = None
+    made: FakeMake, works: Sequence[Work], candidates: int = 3, messages: list | None = None
 ) -> GeneratedCandidates:
     search = Search(works, candidates, ("sm_90a",), None, 1)
-    return GeneratedCandidates(made.library, [], search, H200, (told if told is not None else []).append)
+    return GeneratedCandidates(made.library, [], search, H200, (messages if messages is not None else []).append)
 
 
 def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None:
-    works, told = [Work(4096, 4096, 4096), Work(16, 8192, 8192)], []
-    supply = generating(made, works, told=told)
+    works, messages = [Work(4096, 4096, 4096), Work(16, 8192, 8192)], []
+    supply = generating(made, works, messages=messages)
     for _ in range(3):
         made.go.release()
     assert supply.ready(works) == works[0]
@@ -658,7 +660,7 @@ def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None
         made.go.release()
     assert supply.ready(works[1:]) == works[1] and len(supply.kernels(works[1])) == 3
     supply.close()
-    assert told[0].startswith("made 1/6: built hgemm_sm90a_tn") and "made 2/6: failed" in told[1]
+    assert messages[0].startswith("made 1/6: built hgemm_sm90a_tn") and "made 2/6: failed" in messages[1]
     assert supply.keys.keys() >= {kernel.traits.symbol for kernel in supply.kernels(works[1])}
 
 

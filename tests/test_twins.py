@@ -1,4 +1,4 @@
-"""Kernels that differ only in numbers, by type or architecture: when they are twins, and what all but the first one run."""
+"""Twins, kernels that differ only in types or architecture: when they are twins, and what is run of the further ones."""
 
 from __future__ import annotations
 

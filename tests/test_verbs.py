@@ -139,7 +139,7 @@ def test_a_damaged_record_is_warned_of_once(folder: Path, caplog: pytest.LogCapt
 def test_a_kernel_with_an_unknown_word_does_not_stop_the_others(
     small_library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after an activation was tried and taken back: the index still has the kernel."""
+    """The index still has a kernel whose activation no longer exists."""
     library = tmp_path / "lib"
     shutil.copytree(small_library.folder, library)
     Library(library).publish(*make_record("hgemm_trial", activation="gelu_trial"))
@@ -155,8 +155,8 @@ def test_a_kernel_with_an_unknown_word_does_not_stop_the_others(
     (warning,) = (record.getMessage() for record in caplog.records if "gelu_trial" in record.getMessage())
     assert f"{library / 'hgemm_trial'} is not used" in warning and f"hgemm gc --library {library}" in warning
     assert "hgemm_trial" not in (tmp_path / "c" / "MANIFEST.json").read_text()
-    told = call("doctor", "--library", library).stdout
-    assert "hgemm_trial is not used" in told and "remove it with `hgemm gc" in told
+    output = call("doctor", "--library", library).stdout
+    assert "hgemm_trial is not used" in output and "remove it with `hgemm gc" in output
     assert "hgemm_trial" in call("gc", "--library", library).stdout
     assert not (library / "hgemm_trial" / "record.json").exists()
     assert "hgemm_trial" not in call("doctor", "--library", library).stdout
@@ -192,8 +192,8 @@ def test_what_sm_90a_has_is_told_where_only_sm_90_is_asked_for(folder: Path) -> 
     assert call("list", "--library", folder, "--columns", "symbol", "--arch", "90", "--kernels", "*sm90_*").stderr == ""
     assert call("export", "--library", folder, "--arch", "90", "--to", "/dev/null/x").stderr == note
     for verb, words in (("verify", ["--emulate"]), ("bench", [])):
-        told = call(verb, *words, "--library", folder, "--arch", "90", "hgemm_sm90a_tn")
-        assert told.stderr == note and isinstance(told.exception, LibraryError)  # that is all that was named
+        output = call(verb, *words, "--library", folder, "--arch", "90", "hgemm_sm90a_tn")
+        assert output.stderr == note and isinstance(output.exception, LibraryError)  # that is all that was named
 
 
 def test_where_nothing_matches_the_filter_is_told_of_and_an_empty_library_is_called_so(
@@ -205,12 +205,12 @@ def test_where_nothing_matches_the_filter_is_told_of_and_an_empty_library_is_cal
         ("report", ["--to", tmp_path / "x.html"]),
         ("verify", ["--emulate"]),
     ):
-        for library, told in (
+        for library, message in (
             (folder, "no kernel in .* matches the filters: `hgemm list --lib"),
             (tmp_path / "empty", "`generate --catalog"),
         ):
             error = call(verb, *words, "--where", "registers<10", "--library", library).exception
-            assert isinstance(error, LibraryError) and re.search(told, str(error)) and not [*tmp_path.glob("x*")]
+            assert isinstance(error, LibraryError) and re.search(message, str(error)) and not [*tmp_path.glob("x*")]
 
 
 def test_a_table_fits_a_line_with_the_symbol_last() -> None:
@@ -325,12 +325,12 @@ def test_show_prints_a_card_and_the_parts(folder: Path) -> None:
 def test_a_card_tells_what_is_planned_from_what_is_proved(folder: Path) -> None:
     planned = {"mma_per_k_tile": 64, "bank_conflicts": 0}
     plan = "plan\n  bank_conflicts      0\n  mma_per_k_tile      64\n\n"
-    for proof, told in (
+    for proof, message in (
         ({}, f"none yet            hgemm verify --emulate --library {folder}"),
         ({"races": 0}, "races               0"),
     ):
         Library(folder).publish(*make_record("hgemm_one", proof={**planned, **proof}))
-        assert f"{plan}proof\n  {told}\n\n" in call("show", "hgemm_one", "--library", folder).stdout
+        assert f"{plan}proof\n  {message}\n\n" in call("show", "hgemm_one", "--library", folder).stdout
 
 
 def test_show_checks_hashes_first(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Verification: the error bound holds for tensor cores at their worst, and every seeded fault is found."""
+"""Verification: the error bound covers the worst arithmetic of tensor cores, and each seeded fault is found."""
 
 from __future__ import annotations
 
@@ -438,7 +438,7 @@ def test_short_products_are_seldom_rounded_and_stay_under_the_bound(group_bits, 
     copy=st.sampled_from(["tma", "cp_async"]),
 )
 def test_shares_of_any_k_tiles_stay_under_the_bound_of_stream_k(acc, group, k, seed, share, offset, copy) -> None:
-    """Whatever the number of workers: shares begin and end at any k-tiles, and their sums are added in the order of k."""
+    """With any number of workers, shares begin and end at any k-tiles, and their sums are added in the order of k."""
     whole, traits = replace(BY_ACC[acc], copy=copy), LaunchTraits.of(record("stream_k", acc=acc, copy=copy))
     drawn = operands(seed, 4, 4, k)
     rng = np.random.default_rng(seed)

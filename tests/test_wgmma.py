@@ -1,4 +1,4 @@
-"""Plans of wgmma kernels: tiles, stages, boxes and registers, and the rules that reject the rest."""
+"""Plans of wgmma kernels: tiles, stages, boxes, registers, and rules."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ natural = st.fixed_dictionaries(
         "ctas_per_sm": st.integers(1, 3),
     },
 )
-"""What people ask for: a tile and what the problem needs."""
+"""Typical requests: a tile and the fields of a problem."""
 
 
 @settings(max_examples=200, deadline=None)

@@ -365,8 +365,8 @@ def test_a_warning_that_means_a_slow_kernel_is_a_fault(
     built: list[tuple[EmittedKernel, Compiled]], warning: str
 ) -> None:
     kernel, compiled = built[0]
-    told = replace(compiled, ptxas_log=f"{compiled.ptxas_log}\n{warning}\n")
-    (fault,) = inspect(binary(kernel, told)).violations
+    warned = replace(compiled, ptxas_log=f"{compiled.ptxas_log}\n{warning}\n")
+    (fault,) = inspect(binary(kernel, warned)).violations
     assert fault == f"ptxas warns: {' '.join(warning.split())}"
 
 

@@ -1,4 +1,4 @@
-"""The wheel hgemm-kernels: what is in it, and that `import hgemm` works with nothing else of this project."""
+"""The wheel hgemm-kernels: its contents, and `import hgemm` without the generator."""
 
 from __future__ import annotations
 

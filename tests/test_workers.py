@@ -1,4 +1,4 @@
-"""Workers: every item is done once, whatever dies; what a worker died over is named, and a stop leaves no process."""
+"""Workers: each item is done once even if workers die, the item that killed a worker is named, and stopping leaves no process."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_processes_are_an_executor() -> None:
         executor.submit(abs, 1)
 
 
-# ---- Dispatching, by threads that die when they are told to -----------------------------------------------------------
+# ---- Dispatching, by threads that die on request ---------------------------------------------------------------------
 
 
 class Died(Exception):

@@ -308,7 +308,7 @@ class FittedOutcome:
 
     @property
     def note(self) -> str:
-        """The sentence that tells of a replaced kernel; empty if none was."""
+        """A note about the replaced kernel; empty if none was replaced."""
         return f"{self.spilled} spills registers: built it with {self.change}" if self.change else ""
 
 

@@ -231,7 +231,7 @@ def _recipes(options: dict[str, Any]) -> dict[Plan, str]:
 
 @dataclass(frozen=True)
 class _Row:
-    """What is printed of an outcome. Its record stays in the library, since it is a thousand times as large."""
+    """The part of an outcome that is printed. The record stays in the library: it is a thousand times as large."""
 
     cells: Mapping[str, Scalar]
     error: str

@@ -193,7 +193,7 @@ def generate_command(ctx: click.Context, **options) -> None:
 
 
 def _is_one_in_dsl(options: Mapping[str, Any]) -> bool:
-    """Tell whether this process probably builds a single CuTe DSL kernel. Several kernels are built by workers."""
+    """Return whether this process probably builds a single CuTe DSL kernel. Several kernels are built by workers."""
     elsewhere = ("explain", "dry_run", "spec_file", "catalog", "kernels", "recipe", "verify", "address")
     if options["form"] != "dsl" or any(options[name] for name in elsewhere):
         return False

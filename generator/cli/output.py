@@ -1,4 +1,4 @@
-"""What several verbs print: progress and notes on stderr, and the card of a kernel."""
+"""Output of several verbs: progress and notes on stderr, and a record as text."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ _DESTINATIONS = {
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to export, and how.
+    """The kernels to export, and the options of the export.
 
     Fields: `name` is the prefix of all symbols; `sources` adds the kernels' sources; `compressed` packs code as compressed fat
         binaries; `invariant` makes all products of the library batch-invariant; `blas` adds a library with the functions of cuBLAS.

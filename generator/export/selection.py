@@ -312,7 +312,7 @@ def close_holes(missing: Sequence[Hole], settings: Settings, processes: int) -> 
 
 
 def computes(arch: str, kind: Kind) -> bool:
-    """Tell whether an architecture has tensor instructions for the input types of a kind."""
+    """Return whether an architecture has tensor instructions for the input types of a kind."""
     return kind.dtype_a == "f16" or ARCHS[arch].has_bf16
 
 

@@ -1,4 +1,4 @@
-"""What a kernel family is: its plan, its rules, its forms, and the `Family` object that each folder of families/ exports."""
+"""A kernel family: its plan, its rules, its forms, and the `Family` object that each folder of families/ exports."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def collector(rules: list[Rule]) -> Callable[[Fixes], Callable[[Check], Check]]:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What inspection must find in a kernel's binary.
+    """The facts that inspection must find in a kernel's binary.
 
     Fields:
         mma_opcode: the exact opcode of every tensor instruction.

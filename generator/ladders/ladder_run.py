@@ -31,7 +31,7 @@ from hgemm.record import Record
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How ladders are run.
+    """Options of a run of ladders.
 
     Fields: `arch` replaces the device's architecture; `shapes` replace the published problems; `keep` is the file that
         receives the document after each ladder.

@@ -243,7 +243,7 @@ def _slower(ladder: Found, found: Sequence[Row]) -> str:
 
 
 def is_slower_step(step: Found) -> bool:
-    """Tell whether the published step was slower than the step before it."""
+    """Return whether the published step was slower than the step before it."""
     return step["fell"] or (step["published"]["over_before"] or 1.0) < 1.0
 
 
@@ -303,7 +303,7 @@ def curve(document: Mapping[str, Any], form: str) -> bytes:
 
 
 def has_curve(document: Mapping[str, Any], ladder: Mapping[str, Any]) -> bool:
-    """Tell whether a ladder has any rate to draw."""
+    """Return whether a ladder has any rate to draw."""
     return any(_curves(document, ladder, rows(ladder)))
 
 

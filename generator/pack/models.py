@@ -400,7 +400,7 @@ NOTES = {
     "gemma3": ("only the text model is packed",),
     "vit": ("the patch projection is a convolution, which the pack leaves out",),
 }
-"""What a pack leaves out, by model_type."""
+"""Products that a pack leaves out, by model_type."""
 
 
 # ==== Sizes, and torch modules ====

@@ -1,4 +1,4 @@
-"""What the launches of a proof cover, and the least that a verdict needs."""
+"""Coverage of the launches of a proof, and the minimum for a verdict."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hgemm.problem import Problem
 COVERAGE_CASE = "coverage of the cases"
 """The name of the check that fails if the cases cover too little."""
 ROUNDS = 2.0
-"""How often one tile must fill every stage: the second round waits for the first one, and its parity differs."""
+"""Rounds in which one tile must fill every stage. The second round waits for the first one, and its parity differs."""
 _BOTH_WAYS = 3
-"""What `Report.predicates` has for a predicate that was false and true."""
+"""Value in `Report.predicates` of a predicate that was both false and true."""
 _EDGES = ("inside", "whole", "beyond")
 """An extent below one tile, of whole tiles, and of several tiles with a rest."""
 
 
 @dataclass
 class Coverage:
-    """What launches have covered so far. `mma_per_k_tile` counts the tensor instructions of a CTA; 0 if it uses none."""
+    """Coverage of the launches so far. `mma_per_k_tile` counts the tensor instructions of a CTA; 0 if it uses none."""
 
     traits: LaunchTraits
     mma_per_k_tile: int

@@ -121,13 +121,13 @@ class EmulatedKernel:
 
 
 def waits(traits: LaunchTraits, problem: Problem) -> bool:
-    """Tell whether CTAs that share a tile wait for each other if each has one item: those of templates/wgmma."""
+    """Return whether CTAs that share a tile wait for each other if each has one item: those of templates/wgmma."""
     shares = traits.arch == "sm_90a" and traits.decides_splits and traits.persistent
     return shares and problem.options.splits >= MIN_SHARING_SPLITS
 
 
 _FEW_RUN = ("ahead_high",)
-"""Orders in which CTAs wait in vain for those that have not started."""
+"""Orders in which running CTAs wait for CTAs that have not started, and give up."""
 
 
 def workers_of(traits: LaunchTraits, problem: Problem, most: int = PERSISTENT_CTAS) -> int:
@@ -313,7 +313,7 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         cases.append(replace(sums, options=LaunchOptions(splits, 0, 1)))
     if traits.decides_splits:
         shared = [replace(case, options=_TAILS[at % len(_TAILS)]) for at, case in enumerate(_shared_cases(traits))]
-        if traits.persistent:  # the second launch is in an order in which CTAs of wgmma wait in vain
+        if traits.persistent:  # in the order of the second launch, CTAs of wgmma give up waiting
             shared[0] = replace(shared[0], first_order=1)
         cases += shared
     covering = covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)

@@ -48,7 +48,7 @@ class Placement:
 
     @property
     def copies_are_even(self) -> bool:
-        """Tell whether, in every pass of every copy, either all lanes of a warp copy a chunk or none do.
+        """Return whether, in every pass of every copy, either all lanes of a warp copy a chunk or none do.
 
         Otherwise the counts cannot be compared: lanes without a chunk run ahead to the next pass, and the executor counts lanes of
         two passes at the same source line as one instruction. Compiled code has an instruction for each pass.
@@ -210,7 +210,7 @@ def _less(site: Site, before: Site | None) -> Site:
 
 
 def _reads(site: Site) -> bool:
-    """Tell whether a source line of the mainloop reads fragments."""
+    """Return whether a source line of the mainloop reads fragments."""
     return site.kind in ("ldmatrix", "wmma_load") or (site.kind, site.space) == ("load", "shared")
 
 

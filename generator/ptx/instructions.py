@@ -1,4 +1,4 @@
-"""What each PTX instruction does: one table of syntax, types, effects on memory, ordering, and C++.
+"""Semantics of PTX instructions: one table of syntax, types, effects on memory, ordering, and C++.
 
 A row names its instructions by a pattern over opcode and modifiers. The first operands are results (`writes`), the others are
 read. `cpp` is an expression of the operands a, b, c in the type of the instruction, or a function that returns statements.

@@ -291,7 +291,7 @@ _TARGET = re.compile(r"\s*\.target\s+(\w+).*")
 
 @dataclass(frozen=True)
 class _Head:
-    """What precedes the body of an entry function. `end` is the position after its opening brace."""
+    """The part of an entry function before its body. `end` is the position after its opening brace."""
 
     name: str
     parameters: str

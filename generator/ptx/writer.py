@@ -149,7 +149,7 @@ class Writer:
         return "local_" + _WORD.sub("_", name)
 
     def is_argument(self, operand: Operand) -> bool:
-        """Tell whether an address is in the arguments or the result of a call, not in the parameters of the kernel."""
+        """Return whether an address is in the arguments or the result of a call, not in the parameters of the kernel."""
         base = operand.base if isinstance(operand, Address) else operand
         return isinstance(base, Symbol) and base.name in self._arguments
 

@@ -160,7 +160,7 @@ _SLOT = 54
 
 @dataclass(frozen=True)
 class TileView:
-    """How a tile is drawn.
+    """Options of the drawing of a tile.
 
     Fields: `name` of the operand; `rows` and `columns` name its indices; `down_first`: the 8x8 matrices of an ldmatrix.x4
         follow one another down the rows first; `by_lanes`: lanes address the matrices.

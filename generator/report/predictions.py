@@ -1,4 +1,4 @@
-"""What a report shows of kernels that nothing has measured: predicted rates, what limits them, and their proofs."""
+"""The part of a report without measurements: predicted rates, their bounds, and proofs."""
 
 from __future__ import annotations
 

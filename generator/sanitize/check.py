@@ -77,7 +77,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found.
+    """The result of a check.
 
     Fields: `ignored` are findings of kinds that the user ignores; `errors` are schedules that did not end; `wrong` are results
         outside their tolerance, by schedule; `differing` tells whether schedules have different results, which is legal for

@@ -602,7 +602,7 @@ def static_smem_bytes(kernel: PtxKernel, module: Module) -> int:
 
 
 def has_dynamic_smem(kernel: PtxKernel, module: Module) -> bool:
-    """Tell whether the PTX declares an array of shared memory without a size."""
+    """Return whether the PTX declares an array of shared memory without a size."""
     return any(one.space == "shared" and not one.size_bytes for one in (*module.variables, *kernel.variables))
 
 
@@ -621,7 +621,7 @@ def _check_parameters(found: Description, kernel: PtxKernel, place: str) -> None
 
 
 def _is_float(ptx_type: str) -> bool | None:
-    """Tell whether a type of the PTX holds floats. None: its bits may be of any type."""
+    """Return whether a type of the PTX holds floats. None: its bits may be of any type."""
     return {"f": True, "s": False, "u": False}.get(ptx_type[0])
 
 

@@ -94,7 +94,7 @@ def any_like(fields: tuple[str, ...], patterns: tuple[str, ...]) -> Node:
 
 
 def matches(node: Node, flat: Mapping[str, Scalar]) -> bool:
-    """Tell whether a flat record meets a condition."""
+    """Return whether a flat record meets a condition."""
     if isinstance(node, And):
         return all(matches(item, flat) for item in node.items)
     if isinstance(node, Or):

@@ -57,7 +57,7 @@ from hgemm.record import dump as dump_record
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether a file of this name in a kernel's folder was written by the generator."""
+    """Return whether a file of this name in a kernel's folder was written by the generator."""
     return name in (RECORD_NAME, MODULE_NAME, *ARTEFACTS)
 
 

@@ -1,4 +1,4 @@
-"""Maintenance of libraries: merge several into one, and remove what nobody can use."""
+"""Maintenance of libraries: merge several into one, and remove unusable files."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class Removal:
 
 
 def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
-    """Remove what nobody can use. With `dry_run`, only return what would be removed.
+    """Remove unusable files and folders. With `dry_run`, only return what would be removed.
 
     Sources without a record stay, and so do files that the generator did not write.
     Raises: LibraryError if the folder cannot be read or written.

@@ -1,4 +1,4 @@
-"""What a proof in a record is about: the files and the launch data whose hashes it names.
+"""Proofs in records. A proof is about the files and the launch data whose hashes it names.
 
 The hashes find proofs that belong to other files, by damage or by mistake. Who writes a whole record can state any proof.
 """

@@ -172,7 +172,7 @@ def add_spilled(library: Path, keys: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """What to search: problems, candidates per problem, architectures, an optional spec file, and worker processes."""
+    """The search for kernels: problems, candidates per problem, architectures, an optional spec file, and worker processes."""
 
     works: Sequence[Work]
     candidates: int

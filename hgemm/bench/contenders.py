@@ -1,4 +1,4 @@
-"""Which launch options to measure, for kernels that leave some open, and the names of the contenders."""
+"""Names of contenders, and the launch options to measure for kernels that leave some open."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from hgemm.dtypes import DTYPES
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a problem is measured.
+    """The protocol of a measurement.
 
     Fields:
         `seconds`: time of all paired rounds of a problem; exceeded if `rounds` rounds of one launch take longer.

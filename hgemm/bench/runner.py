@@ -168,7 +168,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What a benchmark measures, and its limits.
+    """The problems, kernels and limits of a benchmark.
 
     Fields: `keep` is the results file; a resumed run reads it first. `limit_s` is the time after which a contender has
         hung.

@@ -189,7 +189,7 @@ def _view(given: tuple[Any, ...], device: int) -> View:
 
 
 class OperatorCallbacks:
-    """What the C++ operator calls in Python.
+    """The Python functions that the C++ operator calls.
 
     Fields: `library` returns the library in use; `orders` whether all products are batch-invariant, and whether they prefer the
         order of cuBLASLt.

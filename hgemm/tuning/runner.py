@@ -127,7 +127,7 @@ PROTOCOL = Protocol(
 
 @dataclass(frozen=True)
 class TunePlan:
-    """What is tuned, and its limits.
+    """The problems and limits of a tuning run.
 
     Fields: `library` receives the measurements. `options` is the number of launch options to screen of a kernel that leaves some
         open. `fresh` ignores earlier ones. `part` is (number, count) if several

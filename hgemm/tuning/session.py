@@ -26,7 +26,7 @@ _OF_COMMANDS = {"gpus": 1, "part": "1/1", "as_json": False}
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found for one problem.
+    """The result of tuning one problem.
 
     Units: `time_us` and `tflops` are those of the fastest kernel, in the state with the largest weight.
     Fields: `problem` has the sizes, layout and types. `symbol` is the fastest kernel, empty if the problem was not tuned; `reason`

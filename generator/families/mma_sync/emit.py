@@ -37,7 +37,7 @@ def steps(plan: Plan) -> int:
 
 
 def reads_first(plan: Plan) -> bool:
-    """Tell whether the reads of a block come before its products."""
+    """Return whether the reads of a block come before its products."""
     return steps(plan) < MANY_STEPS or plan.k_blocks > FEW_BLOCKS
 
 
@@ -57,7 +57,7 @@ def copy_placement(plan: Plan) -> str:
 
 
 def stores_behind_mma(plan: Plan) -> bool:
-    """Tell whether the stores of a copy through registers wait for the last products.
+    """Return whether the stores of a copy through registers wait for the last products.
 
     Unaligned vectors are shifted there and not among the products; among reads of the next block they may be: 6 % faster.
     """
@@ -71,7 +71,7 @@ def copies_in_flight(plan: Plan, chunk: int) -> int:
 
 
 def is_unaligned(chunk: int, align: int) -> bool:
-    """Tell whether rows begin within a chunk."""
+    """Return whether rows begin within a chunk."""
     return align < chunk
 
 

@@ -79,7 +79,7 @@ def on_cp_async(plan: Plan) -> Iterator[Change]:
 
 
 def supports(arch: Arch) -> bool:
-    """Tell whether an architecture has programmatic dependent launch, which kernels wait for."""
+    """Return whether an architecture has programmatic dependent launch, which kernels wait for."""
     return arch.has_tma
 
 

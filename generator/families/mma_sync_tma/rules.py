@@ -26,7 +26,7 @@ rule = collector(RULES)
 
 
 def supports(arch: Arch) -> bool:
-    """Tell whether an architecture has TMA."""
+    """Return whether an architecture has TMA."""
     return arch.has_tma
 
 

@@ -32,7 +32,7 @@ CLAIMS = {
 
 
 def is_wgmma(mma: str) -> bool:
-    """Tell whether an instruction is wgmma, with or without its shape."""
+    """Return whether an instruction is wgmma, with or without its shape."""
     return mma == WGMMA or _ATOM.fullmatch(mma) is not None
 
 

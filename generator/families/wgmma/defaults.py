@@ -20,7 +20,7 @@ MAX_STAGES = 8
 """More stages have no measurable effect."""
 
 STAGES_FOR_D = 6
-"""From so many stages on, a tile gives one up if D then has more than one stage.
+"""With so many stages or more, a tile has one stage less if D can then have more than one.
 
 Measured on an H100 in the state `model`: 128x64 with 8 stages in place of 9 takes 0.96 of the time, 160x128 with 5 in place of 6
 0.97, 80x128 with 7 in place of 8 0.99, but 192x128 with 4 in place of 5 1.01. Ping-pong kernels store D while another warpgroup

@@ -167,7 +167,7 @@ class WgmmaPlan(Plan):
 
     @property
     def partial_bytes(self) -> int:
-        """What a CTA of split_k_cluster receives over its stages: from each CTA, the floats of the subtiles that it finishes."""
+        """Bytes that a CTA of split_k_cluster receives in its stages: from each CTA, the floats of its own subtiles."""
         splits, columns = self.spec.schedule.splits, self.d.subtile_columns * accumulators_of(self.spec.epilogue)
         return splits * -(-self.subtiles // splits) * columns * ROWS_PER_WARPGROUP * max(1, self.spec.consumers) * 4
 
@@ -301,7 +301,7 @@ class WgmmaPlan(Plan):
 
     @staticmethod
     def takes(dtype: str, layout: str) -> bool:
-        """Tell whether wgmma supports a layout. Types of other than 2 bytes must be K-major.
+        """Return whether wgmma supports a layout. Types of other than 2 bytes must be K-major.
 
         Source: PTX ISA 9.0, "wgmma.mma_async", imm-trans-a and imm-trans-b.
         """

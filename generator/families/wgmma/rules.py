@@ -43,7 +43,7 @@ rule = collector(RULES)
 
 
 def supports(arch: Arch) -> bool:
-    """Tell whether an architecture has wgmma."""
+    """Return whether an architecture has wgmma."""
     return arch.has_wgmma
 
 
@@ -386,7 +386,7 @@ def serial_parts(plan: Plan) -> str | None:
 
 
 BY_THREADS = {"form": "atoms", "copy": "cp_async", "store": "direct"}
-"""What reads and writes addresses that only the GPU knows. Tensor maps are made before a launch."""
+"""Fields of kernels whose threads read addresses that only the GPU knows. TMA needs the addresses before the launch."""
 
 
 @rule(lambda plan: [{**BY_THREADS, "cluster": "1x1"}, {"pointer_arrays": "off"}])
