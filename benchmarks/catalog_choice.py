@@ -1,5 +1,6 @@
-"""Measures a space of specs on drawn problems, and chooses the smallest set of kernels that loses little.
+"""Measure a space of specs on drawn problems, and choose the smallest set of kernels that loses little.
 
+\b
     generate --spec benchmarks/catalog_space.toml --library build/space
     python -m benchmarks.catalog_choice measure build/space --problems 100 --seed 1 --json FILE
     python -m benchmarks.catalog_choice choose FILE... --mean 0.02 --worst 0.08
