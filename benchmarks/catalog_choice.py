@@ -35,7 +35,7 @@ import numpy as np
 from benchmarks.launch_cost import Pinned
 from hgemm.bench.baselines import CublasLt
 from hgemm.bench.device import Watchdog
-from hgemm.bench.measure import BASELINE, OURS, LostDevice, OutputSample, Variant, open_context, open_race
+from hgemm.bench.measure import BASELINE, OURS, KernelContender, LostDevice, OutputSample, open_context, open_race
 from hgemm.bench.protocol import Protocol, geometric_mean
 from hgemm.bench.work import Work
 from hgemm.device import Device, open_device
@@ -186,10 +186,10 @@ def label(symbol: str, options: LaunchOptions | None) -> str:
     return f"{symbol}@{options.splits}/{options.whole_tiles}" if options else symbol
 
 
-def launches(kernel: Kernel, choice: Choice, query: SelectionQuery, target: Target, device: Device) -> list[Variant]:
+def launches(kernel: Kernel, choice: Choice, query: SelectionQuery, target: Target, device: Device) -> list[KernelContender]:
     """Return the contenders of a kernel: one, or one for each of the launch options with the lowest estimates."""
     if choice.options is None:
-        return [Variant(kernel, device)]
+        return [KernelContender(kernel, device)]
     every = sorted(
         candidate_options(choice.row, query, target), key=lambda one: launch_clocks(choice.row, query, target, one)
     )
@@ -281,8 +281,8 @@ def measure(
                 with open_race(work, context) as (race, own):
                     for choice in ranked:
                         watchdog.begin(choice.symbol)
-                        for variant in launches(opened.kernel(choice.symbol), choice, query, target, device):
-                            race.add(own(variant))
+                        for contender in launches(opened.kernel(choice.symbol), choice, query, target, device):
+                            race.add(own(contender))
                     for proposal in own(baseline.propose(work, 16)).contenders:
                         race.add(proposal)
                     race.alternate(own(context.memory_kernel(work)))
@@ -405,7 +405,7 @@ def estimated_times(specs: Mapping[str, Mapping[str, Any]], count: int, seed: in
 @click.option(
     "--to",
     type=click.Path(path_type=Path),
-    help="Write the kernels chosen from all problems as variants of a spec file.",
+    help="Write the kernels chosen from all problems as tables of a spec file.",
 )
 def choose(files: Sequence[Path], mean: float, worst: float, estimated: int, seed: int, to: Path | None) -> None:
     """Choose kernels on half of the problems, and report their losses on the other half.
@@ -444,7 +444,7 @@ def choose(files: Sequence[Path], mean: float, worst: float, estimated: int, see
         wins = sum(min(us, key=us.__getitem__) == symbol for us in times)
         click.echo(f"  {wins:3} wins  {' '.join(str(spec[word]) for word in CHOSEN)}  {symbol}")
     if to:
-        to.write_text(variants_of([specs[symbol] for symbol in kept_all]), encoding="utf-8")
+        to.write_text(tables_of([specs[symbol] for symbol in kept_all]), encoding="utf-8")
 
 
 CHOSEN = {
@@ -460,19 +460,19 @@ CHOSEN = {
 """The fields that the choice decides, and their names in a spec file."""
 
 
-def variants_of(specs: Iterable[Mapping[str, Any]]) -> str:
-    """Return the chosen fields of specs as variants of a spec file. Those that differ in one field share a variant."""
+def tables_of(specs: Iterable[Mapping[str, Any]]) -> str:
+    """Return the chosen fields of specs as tables of a spec file. Specs that differ in one field share a table."""
     ordered = sorted(specs, key=lambda one: [int(extent) for extent in one["cta_tile"].split("x")])
-    variants = [{name: (spec[field],) for field, name in CHOSEN.items()} for spec in ordered]
+    tables = [{name: (spec[field],) for field, name in CHOSEN.items()} for spec in ordered]
     for name in ("tile", "cluster", "schedule"):
         groups: dict[tuple, tuple] = {}
-        for one in variants:
+        for one in tables:
             rest = tuple((other, values) for other, values in one.items() if other != name)
             groups[rest] = (*groups.get(rest, ()), *one[name])
-        variants = [{name: values, **dict(rest)} for rest, values in groups.items()]
-    texts = [[f"{name} = {_values(one[name])}" for name in CHOSEN.values()] for one in variants]
+        tables = [{name: values, **dict(rest)} for rest, values in groups.items()]
+    texts = [[f"{name} = {_values(one[name])}" for name in CHOSEN.values()] for one in tables]
     return (
-        "\n\n".join("\n".join(("[[variant]]", *lines)) for lines in sorted(texts, key=lambda lines: lines[1:])) + "\n"
+        "\n\n".join("\n".join(("[[kernel]]", *lines)) for lines in sorted(texts, key=lambda lines: lines[1:])) + "\n"
     )
 
 

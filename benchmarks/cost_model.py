@@ -295,7 +295,7 @@ def _document(gpu: Card, sets: dict[str, Sequence[Data]], found: dict[str, dict[
             "device": gpu.name,
             "date": date.today().isoformat(),
             "problems": len({problem for data in sets[family] for problem in data.problems}),
-            "variants": len({record["symbol"] for data in sets[family] for record in data.records}),
+            "kernels": len({record["symbol"] for data in sets[family] for record in data.records}),
             **{name: figures[name] for name in ("median_error", "p90_error")},
         }
         for family, figures in found.items()
@@ -416,7 +416,7 @@ def figures(data: Data, python: Path) -> dict[str, Any]:
         "nvMatmulHeuristics": {
             "problems": len(data.problems),
             **{f"top{top}": round(geometric_mean(parts[top]), 4) for top in TOPS},
-            "first_is_a_measured_variant": exact,
+            "first_is_a_measured_kernel": exact,
         },
         "model": judged(data.times_us, data.predicted_us(fits()["wgmma"].constants, gpu)),
         "problems": [

@@ -42,6 +42,7 @@ from generator.spec import (
 )
 from generator.tables import counted
 from hgemm.disk import read_text
+from hgemm.errors import deprecated
 from hgemm.problem import ACTIVATIONS
 from hgemm.record import current_word
 
@@ -359,6 +360,8 @@ def read_spec_file(path: Path) -> list[Texts]:
     Raises: RequestError if the file cannot be read, is not TOML, or has unknown options.
     """
     document = read_toml(path)
+    if "variant" in document:
+        deprecated("table [[variant]] of a spec file", "[[kernel]]")
     if "kernel" in document and "variant" in document:
         raise RequestError(
             f"spec file {path}: it has tables [[kernel]] and [[variant]], the older name: use one of them"

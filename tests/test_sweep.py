@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from generator.errors import RequestError
 from generator.spec import BY_FIELD, SPEC_OPTIONS, Texts, option_of, symbol_of
 from generator.sweep import Shard, overridden, read_spec_file, sweep
+from hgemm.errors import DeprecatedWord
 
 
 def fields(*names: str, **texts: str) -> list[tuple[str, ...]]:
@@ -207,8 +208,9 @@ def test_kernels_lie_over_the_top_and_the_command_line_over_both(tmp_path: Path)
 
 
 def test_the_older_name_of_its_tables_is_read_but_not_beside_the_new_one(tmp_path: Path) -> None:
-    assert read(tmp_path, "stages = 2\n[[variant]]\nalign = 4\n") == [{"stages": "2", "align": "4"}]
-    with pytest.raises(RequestError, match="use one of them"):
+    with pytest.warns(DeprecatedWord, match=r"use \[\[kernel\]\]"):
+        assert read(tmp_path, "stages = 2\n[[variant]]\nalign = 4\n") == [{"stages": "2", "align": "4"}]
+    with pytest.warns(DeprecatedWord), pytest.raises(RequestError, match="use one of them"):
         read(tmp_path, "[[variant]]\nalign = 4\n[[kernel]]\nalign = 8\n")
 
 

@@ -14,14 +14,14 @@ struct Operands {
   std::int64_t lda, ldb, ldd;
 };
 
-struct Variant {
+struct Kernel {
   const char* name;
   int accumulator_bits;
   int (*init)();                                                 // opts in to the shared memory; once, outside any capture
   int (*run)(const Operands&, int raster_log, void* stream);     // launches only: no allocation, no synchronisation
 };
 
-/// Called by the static initialiser of each compiled variant.
-void enlist(const Variant&);
+/// Called by the static initialiser of each compiled kernel.
+void enlist(const Kernel&);
 
 }  // namespace baseline

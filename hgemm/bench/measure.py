@@ -126,9 +126,6 @@ class KernelContender:
             self.workspace = 0
 
 
-Variant = KernelContender  # the name until 0.1
-
-
 # ---- Output check ----------------------------------------------------------------------------------------------------
 
 

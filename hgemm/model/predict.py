@@ -37,7 +37,7 @@ class Fit:
     """Fitted constants of one kernel family.
 
     Fields: `card` is the short name of the GPU that the power constants belong to.
-        `problems` and `variants` count the measurements of the fit.
+        `problems` and `kernels` count the measurements of the fit.
     Units: the errors are of the logarithm of measured over predicted time, for kernels within 1.5 of the best.
     """
 
@@ -46,7 +46,7 @@ class Fit:
     device: str
     date: str
     problems: int
-    variants: int
+    kernels: int
     median_error: float
     p90_error: float
 
@@ -57,7 +57,7 @@ _FAMILY = document_of(
         "card": NAME,
         "device": TEXT,
         "date": text(r"\d{4}-\d\d-\d\d", "a date as 2026-11-21"),
-        **dict.fromkeys(("problems", "variants"), integer(1)),
+        **dict.fromkeys(("problems", "kernels"), integer(1)),
         **dict.fromkeys(("median_error", "p90_error"), number()),
     }
 )

@@ -187,7 +187,7 @@ struct Key {
       word[at++] = x.type << 8 | x.dims;
       for (int axis = 0; axis < 3; ++axis) word[at++] = x.sizes[axis];
       for (int axis = 0; axis < 3; ++axis) word[at++] = x.strides[axis];
-      low = low << 5 | int(x.address & 31);  // variants require at most 8 elements of 4 bytes
+      low = low << 5 | int(x.address & 31);  // kernels require at most 8 elements of 4 bytes
     }
     word[at++] = low;
     word[at++] = call.device << 16 | call.invariant << 9 | call.tf32 << 8 | call.activation;
