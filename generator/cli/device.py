@@ -184,7 +184,7 @@ nothing else is written, and that two runs give the same bits.
 
 --emulate translates the kernel's PTX to C++, compiles it with this machine's C++ compiler (CXX), and runs every thread of it on
 the CPU, under adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of
-uninitialized memory, and counts bank conflicts. The proof is stored in the kernel's record. A kernel that has a proof by this
+uninitialised memory, and counts bank conflicts. The proof is stored in the kernel's record. A kernel that has a proof by this
 version is not run again, unless --force is given. A kernel whose source or PTX this version would not write is not run without
 --trust.
 
