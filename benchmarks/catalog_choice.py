@@ -288,7 +288,7 @@ def measure(
                     race.alternate(own(context.memory_kernel(work)))
                     ours, theirs = race.screen(OURS), race.screen(BASELINE)
                     best = min(ours, key=ours.__getitem__)
-                    wrong = OutputSample(race.operands, seed).complaint(race.launches[best][0])
+                    wrong = OutputSample(race.operands, seed).failure(race.launches[best][0])
             except (LostDevice, DeviceError) as error:
                 click.echo(f"{work.key}: {error}", err=True)
                 if isinstance(error, LostDevice):

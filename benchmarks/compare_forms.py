@@ -55,10 +55,10 @@ def race(built: list[BuiltForm], library: Library, device: Device, m: int, turns
         seen = []
         for kernel in kernels:
             trial.kernel = kernel
-            found, complaint = trial.launch(problem)
+            found, failure = trial.launch(problem)
             check = compare(str(case), decode(found[:, rows], trial.traits.dtype_d), expected, "normal")
             seen.append(
-                (check.passed and not complaint, check.max_bound_ratio, hashlib.sha256(found.tobytes()).hexdigest())
+                (check.passed and not failure, check.max_bound_ratio, hashlib.sha256(found.tobytes()).hexdigest())
             )
         launches = [kernel.bind(problem, device=device.ordinal) for kernel in kernels]
         count = max(1, round(TURN_MS / min(elapsed_ms(device, launches[0]) for _ in range(3))))

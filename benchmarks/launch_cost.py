@@ -186,7 +186,7 @@ def main(library: Path | None, tiles: str, seconds: float, json_path: Path | Non
                             kernels[label], device, label=label, options=options, bias=contest.bias and bias
                         )
                         race.add(own(pinned))
-                        if label in race.launches and (wrong := sample.complaint(race.launches[label][0])):
+                        if label in race.launches and (wrong := sample.failure(race.launches[label][0])):
                             race.reject(label, wrong)
                     names = [*race.launches]
                     for state in states if "constant" in names else ():

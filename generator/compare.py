@@ -153,7 +153,7 @@ def run_on_cpu(built: BuiltForm, settings: Settings, host_toolchain) -> BuiltFor
     trial = Trial(kernel, case, HostMemory(), CheckOptions(), "normal")
     try:
         trial.prepare()
-        found, complaint = trial.launch(trial.problem())
+        found, failure = trial.launch(trial.problem())
         check = compare(
             str(case), decode(found, traits.dtype_d), reference(traits, trial.operands, splits=trial.splits), "normal"
         )
@@ -161,7 +161,7 @@ def run_on_cpu(built: BuiltForm, settings: Settings, host_toolchain) -> BuiltFor
         trial.free()
     races = [finding for _, report in kernel.reports for finding in report.findings]
     digest = hashlib.sha256(found.tobytes()).hexdigest()
-    passed = check.passed and not complaint and not races
+    passed = check.passed and not failure and not races
     return replace(built, result=RunResult("CPU", passed, check.max_bound_ratio, digest))
 
 

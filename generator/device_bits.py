@@ -126,9 +126,9 @@ class ProductTrial(Trial):
         """Launch, and return the bits of D. Raises: DeviceError if the launch fails, or writes something else."""
         with np.errstate(over="ignore", invalid="ignore"):
             self.prepare()
-        found, complaint = self.launch(self.problem())
-        if complaint:
-            raise DeviceError(complaint)
+        found, failure = self.launch(self.problem())
+        if failure:
+            raise DeviceError(failure)
         return bits_of(found)
 
 

@@ -27,7 +27,6 @@ F32_ROUND, _F32_CUT = 2.0**-24, 2.0**-23
 _TINY = 2.0**-126
 """Results below the normal numbers of f32 may be flushed to 0."""
 _LARGEST = DTYPES["f32"].largest
-_LOG2_E = math.log2(math.e)
 
 
 Elementwise = Callable[..., Any]

@@ -32,12 +32,11 @@ _LOG = logging.getLogger("hgemm")
 
 # ==== Sizes: which kernels a kind of product needs ====
 
-SIZES = ("few_rows", "small", "medium", "large")
-"""A library that grows has a kernel of each size that its calls need, for each kind and alignment."""
+# A library that grows has a kernel of each size that its calls need, for each kind and alignment: few_rows, small, medium, large.
 FEW_ROWS, SMALL_ROWS = 16, 64
-"""Rows that one tile of the first two sizes covers."""
+"""Rows that one tile of the sizes few_rows and small covers."""
 SMALL_AREA, MEDIUM_AREA = 64 * 128, 128 * 144
-"""Elements of a CTA tile, at most."""
+"""Elements of a CTA tile of the sizes small and medium, at most."""
 
 
 def size_of_tile(tile_m: int, tile_n: int) -> str:

@@ -363,7 +363,7 @@ class Operand(Buffer):
         self.blank = False
 
     def written(self, after: np.ndarray) -> tuple[np.ndarray, str]:
-        """Return the elements of a host copy, and a complaint if memory around them was changed."""
+        """Return the elements of a host copy, and the failure, if memory around them was changed."""
         found = self.matrices(after).copy()
         rest = after.copy()
         self.matrices(rest)[...] = self.matrices(self.before)
@@ -433,7 +433,7 @@ class Workspace(Buffer):
         self.pointer = self.block + self.front_bytes
         device.fill(self.block, CANARY & 0xFF, whole_bytes)
 
-    def complaint(self, counter_bytes: int) -> str:
+    def failure(self, counter_bytes: int) -> str:
         """Return what is wrong after a launch that uses so many bytes of counters, or ''."""
         if self._read(self.pointer, counter_bytes).any():
             return "the counters of the workspace are not 0 after the launch"
@@ -557,17 +557,17 @@ class Trial:
         with allocating():
             self.prepare()
         problem = self.problem()
-        found, complaint = self.launch(problem)
-        complaint = complaint or self._other_memory()
-        if self.options.twice and not complaint:
+        found, failure = self.launch(problem)
+        failure = failure or self._other_memory()
+        if self.options.twice and not failure:
             outputs = self.found
-            again, complaint = self.launch(problem, zeroed=True)  # as launches that share a workspace
+            again, failure = self.launch(problem, zeroed=True)  # as launches that share a workspace
             pairs = [(again, found), *((self.found.get(name, one), one) for name, one in outputs.items())]
             differing = sum(int(np.count_nonzero(one.view("u1") != other.view("u1"))) for one, other in pairs)
-            complaint = complaint or (f"a second launch differs in {differing} B of D" if differing else "")
+            failure = failure or (f"a second launch differs in {differing} B of D" if differing else "")
         self.free()  # other processes may need the memory while this one computes the reference
-        if complaint:
-            return CheckResult(str(self.case), float("inf"), float("inf"), False, f"{self.kind}: {complaint}")
+        if failure:
+            return CheckResult(str(self.case), float("inf"), float("inf"), False, f"{self.kind}: {failure}")
         expected = reference(self.traits, self.operands, splits=self.splits)
         check = compare(str(self.case), decode(found, self.traits.dtype_d), expected, self.kind)
         for output, one in zip(self.traits.outputs, expected.outputs):
@@ -666,7 +666,7 @@ class Trial:
     def launch(
         self, problem: Problem, workspace_size: int | None = None, zeroed: bool = False
     ) -> tuple[np.ndarray, str]:
-        """Fill D with canaries, launch, and return D's elements and a complaint about its memory.
+        """Fill D with canaries, launch, and return D's elements and the failure of its memory, if any.
 
         `zeroed` tells that an earlier launch has left the counters of the workspace zero.
         """
@@ -675,7 +675,7 @@ class Trial:
             buffer.upload()
         size = self.workspace.size_bytes if self.workspace else workspace_size
         self.kernel.launch(problem, device=self.device.ordinal, workspace_size=size, zeroed=zeroed)
-        found, complaint = d.written(d.download())
+        found, failure = d.written(d.download())
         left = np.argwhere(d.unwritten(found))
         if len(left):
             return found, f"{len(left)} elements of D were not written, the first {_index(left[0])}"
@@ -684,15 +684,15 @@ class Trial:
             self.found[name], wrong = buffer.written(buffer.download())
             if count := np.count_nonzero(buffer.unwritten(self.found[name])):
                 return found, f"{count} elements of {name} were not written"
-            complaint = complaint or (f"{name}: {wrong}" if wrong else "")
-        return found, f"D: {complaint}" if complaint else ""
+            failure = failure or (f"{name}: {wrong}" if wrong else "")
+        return found, f"D: {failure}" if failure else ""
 
     def _outputs(self) -> dict[str, Operand]:
         """Return the buffers of the results after D."""
         return {one.name: self.buffers[OUTPUT + one.name] for one in self.traits.outputs}
 
     def _other_memory(self) -> str:
-        """Return a complaint if memory other than D was changed."""
+        """Return the failure if memory other than D was changed, else an empty text."""
         for name, buffer in self.buffers.items():
             if name != "d" and not name.startswith(OUTPUT) and (words := buffer.changed(buffer.download())):
                 return f"{name}: {words}"
@@ -702,7 +702,7 @@ class Trial:
         if not self.workspace:
             return ""
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
-        return self.workspace.complaint(counter_bytes(self.traits, *sizes, self.launch_options))
+        return self.workspace.failure(counter_bytes(self.traits, *sizes, self.launch_options))
 
 
 def _worse(first: CheckResult, second: CheckResult) -> CheckResult:
@@ -763,10 +763,10 @@ def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int 
     try:
         trial.prepare()
         problem = trial.problem()
-        found, complaint = trial.launch(problem)
+        found, failure = trial.launch(problem)
         check, rows = None, _rows(case, seed) if checked else np.zeros(0, int)
-        if checked and complaint:
-            check = CheckResult(str(case), float("inf"), float("inf"), False, complaint)
+        if checked and failure:
+            check = CheckResult(str(case), float("inf"), float("inf"), False, failure)
         elif checked:
             expected = reference(kernel.traits, trial.operands, rows, trial.splits)
             check = compare(str(case), decode(found[:, rows], kernel.traits.dtype_d), expected, "normal")

@@ -172,10 +172,10 @@ def sums_of(options: dict[str, str], host_toolchain: HostToolchain) -> bytes:
     trial = Trial(kernel, Case(Shape(41, 48, 421), 1.0, 0.0), HostMemory(), CheckOptions(seed=0), "normal")
     try:
         trial.prepare()
-        found, complaint = trial.launch(trial.problem())
+        found, failure = trial.launch(trial.problem())
     finally:
         trial.free()
-    assert not complaint
+    assert not failure
     return np.ascontiguousarray(decode(found, traits.dtype_d)).tobytes()
 
 

@@ -151,11 +151,11 @@ def test_a_kernel_with_another_order_than_its_record_fails(host_toolchain: HostT
         kernel = EmulatedKernel(traits, executable, (Adversary("late", "ahead_low", 1),))
         trial = OrderTrial(kernel, case, HostMemory(), CheckOptions())
         try:
-            complaint, elements = trial.complaint(stated, add)
+            failure, elements = trial.failure(stated, add)
         finally:
             trial.free()
-        assert bool(complaint) == fails and bool(elements) != fails
-        assert not fails or "do not have the order of the record" in complaint
+        assert bool(failure) == fails and bool(elements) != fails
+        assert not fails or "do not have the order of the record" in failure
 
 
 # ---- Bits on a GPU, with the executor as a stand-in --------------------------------------------------------------------

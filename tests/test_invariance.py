@@ -417,8 +417,8 @@ def sums_of(row: Row, traits: LaunchTraits, executable: Path, splits: int, m: in
         trial.launch_options = LaunchOptions(splits)
     try:
         trial.prepare()
-        found, complaint = trial.launch(trial.problem())
+        found, failure = trial.launch(trial.problem())
     finally:
         trial.free()
-    assert not complaint
+    assert not failure
     return np.ascontiguousarray(decode(found, traits.dtype_d)).tobytes()

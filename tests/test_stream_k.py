@@ -89,8 +89,8 @@ def d_of(kernel: EmulatedKernel, case: Case, workers: int, adversary: Adversary)
     trial = Trial(alone, case, HostMemory(), CheckOptions(data=("normal",), twice=False), "normal")
     try:
         trial.prepare()
-        found, complaint = trial.launch(trial.problem())
-        assert not complaint
+        found, failure = trial.launch(trial.problem())
+        assert not failure
         return np.ascontiguousarray(found).tobytes()
     finally:
         trial.free()
@@ -192,8 +192,8 @@ def test_one_workspace_zeroed_once_serves_all_kernels_and_shapes(host_toolchain:
             trial.workspace.free()
             trial.workspace = None
             problem = replace(trial.problem(), workspace=shared.pointer)
-            found, complaint = trial.launch(problem, shared.size_bytes)
-            assert not complaint and not [report.findings for _, report in alone.reports if report.findings]
+            found, failure = trial.launch(problem, shared.size_bytes)
+            assert not failure and not [report.findings for _, report in alone.reports if report.findings]
             expected = reference(traits, trial.operands, splits=trial.splits)
             assert compare("", decode(found, traits.dtype_d), expected, "integer").passed
             assert not shared.elements(shared.download(), "u1")[: WORKSPACE_COUNTERS * COUNTER_BYTES].any()

@@ -174,8 +174,8 @@ def test_rows_that_are_far_apart_are_copied_one_by_one(driver: FakeDriver) -> No
     memory = HostMemory()
     operand = operand_in(memory, layout, 4096, 0)
     operand.fill(np.arange(15, dtype=np.float32).reshape(1, 3, 5))
-    found, complaint = operand.written(operand.download())
-    assert isinstance(operand, SparseOperand) and (found.ravel() == np.arange(15)).all() and not complaint
+    found, failure = operand.written(operand.download())
+    assert isinstance(operand, SparseOperand) and (found.ravel() == np.arange(15)).all() and not failure
     ctypes.c_uint8.from_address(operand.address + (2**27 + 8) * 4 - 1).value = 7
     assert "memory near row 1 was written" in operand.written(operand.download())[1]
     operand.free()
@@ -336,8 +336,8 @@ def test_the_canary_is_no_number_in_any_type(driver: FakeDriver) -> None:
         assert np.isnan(decode(words.view(dtype.storage), name)).all()
     operand = Operand(open_device(), OperandLayout(3, 5, 8, 2, 40, "f32", 4))
     operand.fill(np.ones((2, 3, 5), np.float32))
-    found, complaint = operand.written(operand.download())
-    assert (found == 1).all() and not complaint and not operand.unwritten(found).any()
+    found, failure = operand.written(operand.download())
+    assert (found == 1).all() and not failure and not operand.unwritten(found).any()
     assert len(operand.before) % 4 == 0 and operand.front_bytes == 4096 + 16
 
 

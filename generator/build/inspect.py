@@ -408,7 +408,7 @@ def _split(arch: str, sizes: dict[int, int], out: str, err: str) -> dict[int, Li
         length = size_bytes // INSTRUCTION_BYTES
         part = tuple(_moved(instruction, base_bytes) for instruction in itertools.islice(found, length))
         if len(part) != length:
-            message = (err.strip().splitlines() or ["no complaint"])[0]
+            message = (err.strip().splitlines() or ["no message"])[0]
             raise HgemmError(f"nvdisasm listed {len(part)} of {length} instructions of code {index}: {message}")
         listings[index] = Listing(part)
         base_bytes += size_bytes

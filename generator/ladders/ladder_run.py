@@ -208,7 +208,7 @@ def measure(ladder: LadderProblem, context: BenchContext) -> dict[str, Any]:
         sample = OutputSample(race.operands, context.seed)
         for name in [*race.launches]:
             acc = kernels[name].traits.acc if name in kernels else ladder.work.acc
-            if wrong := sample.complaint(race.launches[name][0], race.sides[name], acc):
+            if wrong := sample.failure(race.launches[name][0], race.sides[name], acc):
                 race.reject(name, wrong)
         context.watchdog.rest()
         return _timed(race, ladder, context)

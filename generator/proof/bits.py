@@ -297,12 +297,12 @@ class OrderTrial(Trial):
             a[:, [_NAN_ROW, -2], 0] = np.nan
         self.operands = replace(self.operands, a=a, b=b)
 
-    def complaint(self, order: SumOrder, add: Adder) -> tuple[str, int]:
+    def failure(self, order: SumOrder, add: Adder) -> tuple[str, int]:
         """Launch once. Return what is wrong, or "", and how many elements equal their prediction."""
         self.prepare()
-        found, complaint = self.launch(self.problem())
-        if complaint:
-            return complaint, 0
+        found, failure = self.launch(self.problem())
+        if failure:
+            return failure, 0
         expected = predicted(order, self.traits, self.operands, add, self.splits)
         wrong = np.argwhere(expected.differing(found))
         if not len(wrong):

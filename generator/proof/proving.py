@@ -388,7 +388,7 @@ def check_numbers(
 
 
 def _unbounded(checks: list[EmulatedCheck]) -> Iterator[str]:
-    """Yield a complaint if the results of no case have a bound, so that nothing was checked."""
+    """Yield a failure if the results of no case have a bound, so that nothing was checked."""
     if all(check.reason == UNBOUNDED for check in checks if check.case != COSTS_CASE):
         yield f"{UNBOUNDED} in any case: the expression is undefined, or overflows, for random inputs"
 
@@ -465,12 +465,12 @@ def _order_checks(
         alone = replace(kernel, adversaries=adversaries_of(name, seed)[1:2], reports=[])
         trial = OrderTrial(alone, case, HostMemory(), CheckOptions(seed=seed))
         try:
-            complaint, elements = trial.complaint(order, add)
+            failure, elements = trial.failure(order, add)
         finally:
             trial.free()
         found = [(adversary, finding) for adversary, report in alone.reports for finding in report.findings]
-        reason = "; ".join([*_lines_of(found), *([complaint] if complaint else [])])
-        yield EmulatedCheck(name, 0.0, 0.0, not reason, reason, numbers_passed=not complaint), elements
+        reason = "; ".join([*_lines_of(found), *([failure] if failure else [])])
+        yield EmulatedCheck(name, 0.0, 0.0, not reason, reason, numbers_passed=not failure), elements
 
 
 def order_names(record: Mapping[str, Any]) -> list[str]:

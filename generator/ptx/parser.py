@@ -184,7 +184,6 @@ _TOKEN = re.compile(
     r"|(?P<directive>\.\w+)\b(?P<words>[^;{}]*);"
     rf"|(?:@(?P<not>!?)(?P<predicate>{_NAME})\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>[^;]*);)"
 )
-_END = re.compile(r"\s*\Z")
 _REG = re.compile(r"\s*\.(\w+)\s+(.*)", re.DOTALL)
 _DECLARED = re.compile(rf"({_NAME})\s*(?:<\s*(\d+)\s*>)?")
 _VARIABLE = re.compile(

@@ -195,7 +195,7 @@ class OutputSample:
         error = Tolerance.of(work.k, work.acc, work.dtype_d).absolute
         return evaluate(expression, Interval.around(self._product(), error), inputs)
 
-    def complaint(self, launch: Launch, side: str = OURS, acc: str = "") -> str:
+    def failure(self, launch: Launch, side: str = OURS, acc: str = "") -> str:
         """Launch once on the first set and return what is wrong with D, or an empty string.
 
         D is poisoned before the launch. `acc` is the launch's accumulator type if it differs from the problem's.
@@ -687,7 +687,7 @@ def _measured(
         result["alone"] = {name: context.telemetry.within(race.spans[name]) for name in names}
     if race.turns:
         result["turns_us"] = {name: block_times_us(race.turns[name]) for name in names}
-    if best and (wrong := sample.complaint(race.launches[best][0])):  # on a hot card, where a data race may show first
+    if best and (wrong := sample.failure(race.launches[best][0])):  # on a hot card, where a data race may show first
         race.reject(best, f"after timing: {wrong}")
     result["seconds"] = {"setup": round(measured_from - began, 2), "rounds": round(ended - measured_from, 2)}
     return result
@@ -716,7 +716,7 @@ def _correct(race: Race, sample: OutputSample, side: str, count: int) -> list[st
     for name in race.ranked(side):
         if len(right) == count:
             break
-        wrong = sample.complaint(race.launches[name][0], side)
+        wrong = sample.failure(race.launches[name][0], side)
         if wrong:
             race.reject(name, wrong)
         else:

@@ -341,7 +341,7 @@ def tune(
             elsewhere = {state: of_state for state, of_state in times.items() if state != states[0]}
             if look["ahead"] <= look["error"] and largest_loss(elsewhere, reference) <= MAX_LOSS:
                 winner = reference
-        if wrong := sample.complaint(race.launches[winner][0]):  # on a hot card, where a data race may show first
+        if wrong := sample.failure(race.launches[winner][0]):  # on a hot card, where a data race may show first
             race.reject(winner, f"after timing: {wrong}")
         return [
             {
@@ -374,10 +374,10 @@ def _halved(race: Race, sample: OutputSample, selected: str) -> list[str]:
         others = sorted((name for name in race.ranked(OURS) if name not in finalists), key=race.launch_ms.__getitem__)
         each = one_per_kernel([*finalists, *others])
         finalists = each[:count] + [name for name in each[count:] if symbol_of(name) == selected]
-        wrong = {name: sample.complaint(race.launches[name][0]) for name in finalists}
-        for name, complaint in wrong.items():
-            if complaint:
-                race.reject(name, complaint)
+        wrong = {name: sample.failure(race.launches[name][0]) for name in finalists}
+        for name, failure in wrong.items():
+            if failure:
+                race.reject(name, failure)
         if not any(wrong.values()):
             return finalists
     return []
@@ -408,7 +408,7 @@ def _with_best_rasters(
         ]
         times = race.sample(names, RASTER_SAMPLES) if len(names) > 1 else {name: [0.0]}
         best = decide(times, names)
-        if best != name and (wrong := sample.complaint(race.launches[best][0])):
+        if best != name and (wrong := sample.failure(race.launches[best][0])):
             race.reject(best, wrong)
             best = name
         race.launch_ms |= {one: statistics.median(ms) for one, ms in times.items() if len(names) > 1}
