@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.boosting import boosted
 from generator.build.emit import emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.sweep import sweep
 from hgemm.bench.protocol import geometric_mean
@@ -220,7 +220,7 @@ def rows_of(documents: Sequence[Mapping[str, Any]], calibrated: Calibration = NO
         kernels += [kernel for kernel in catalog_kernels() if kernel.plan.spec.copy == MMA_SYNC["copy"]]
     found = {}
     for kernel in kernels:
-        record = {**planned(kernel), "resources": {"ctas_per_sm": kernel.plan.spec.ctas_per_sm}}
+        record = {**planned_sections(kernel), "resources": {"ctas_per_sm": kernel.plan.spec.ctas_per_sm}}
         key = identity(record["spec"]), record["spec"]["layout"]
         if key in every and (key[0][IDENTITY.index("copy")] in DERIVED or _is_mma_sync(key[0])):
             found[key] = row_of(LaunchTraits.of(record), record, calibrated=calibrated)
@@ -810,7 +810,7 @@ def _in_catalog(rows: Mapping[KernelKey, Row]) -> np.ndarray:
     from generator.catalog import catalog_kernels  # reads and plans the whole catalog
 
     kernels = [kernel for kernel in catalog_kernels() if kernel.plan.spec.arch in ("sm_90", "sm_90a")]
-    shipped = {(identity(planned(kernel)["spec"])[: len(IDENTITY)], kernel.plan.spec.layout) for kernel in kernels}
+    shipped = {(identity(planned_sections(kernel)["spec"])[: len(IDENTITY)], kernel.plan.spec.layout) for kernel in kernels}
     return np.array([(words[: len(IDENTITY)], layout) in shipped for words, layout in rows])
 
 

@@ -21,7 +21,7 @@ import pytest
 from filelock import FileLock
 
 from generator.build.emit import EmittedKernel
-from generator.build.pipeline import Outcome, Settings, make, planned
+from generator.build.pipeline import Outcome, Settings, make, planned_sections
 from generator.build.toolchain import templates_folder
 from generator.cli.main import generate_command, hgemm_command, main
 from generator.proof.executor import Executable, HostCompiler, HostToolchain, NoCompiler, find_compiler
@@ -182,7 +182,7 @@ def ptx_of(kernel: EmittedKernel) -> bytes:
 
 def subject_of(kernel: EmittedKernel) -> Subject:
     """Return what a proof of an emitted kernel takes."""
-    return Subject(kernel.symbol, ptx_of(kernel).decode(), planned(kernel), kernel.plan.mma_per_k_tile)
+    return Subject(kernel.symbol, ptx_of(kernel).decode(), planned_sections(kernel), kernel.plan.mma_per_k_tile)
 
 
 def executable_of(kernel: EmittedKernel, host_toolchain: HostToolchain) -> Executable:

@@ -15,7 +15,7 @@ import pytest
 from records import make_record, resources_of
 
 from generator.build.emit import EmittedKernel, emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.catalog import group_names, load_catalog
 from generator.export.c_library import MANIFEST, ExportOptions, export
@@ -84,7 +84,7 @@ def paper_library(folder: Path, kernels: list[EmittedKernel]) -> Library:
         record, files = make_record(
             kernel.symbol, {name: f"{name} of {kernel.symbol} {does}\n".encode() for name in ARTEFACTS}
         )
-        record.update(planned(kernel))
+        record.update(planned_sections(kernel))
         record["resources"] = resources_of(kernel.plan, spec.ctas_per_sm)
         library.publish(record, files)
     return library

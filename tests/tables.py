@@ -6,14 +6,14 @@ from functools import cache
 from typing import Any
 
 from generator.build.emit import EmittedKernel
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.catalog import catalog_kernels
 from hgemm.dispatch_table import DispatchTable
 
 
 def record_of(kernel: EmittedKernel) -> dict[str, Any]:
     """Return what selection reads of a kernel's record."""
-    return {**planned(kernel), "resources": {"ctas_per_sm": kernel.plan.spec.ctas_per_sm}}
+    return {**planned_sections(kernel), "resources": {"ctas_per_sm": kernel.plan.spec.ctas_per_sm}}
 
 
 @cache

@@ -11,7 +11,7 @@ from conftest import executable_of, hgemm
 from records import make_record
 
 from generator.build.emit import emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.explain import Question, explain
 from generator.families.base import AccumulationOrder
@@ -167,7 +167,7 @@ def sums_of(options: dict[str, str], host_toolchain: HostToolchain) -> bytes:
     """Return the bytes of a product whose k is no multiple of a k-tile."""
     (plan,) = sweep([options]).plans
     made = emit(plan, templates_folder())
-    traits = LaunchTraits.of(planned(made))
+    traits = LaunchTraits.of(planned_sections(made))
     kernel = EmulatedKernel(traits, executable_of(made, host_toolchain), (Adversary("late", "ahead_low", 1),))
     trial = Trial(kernel, Case(Shape(41, 48, 421), 1.0, 0.0), HostMemory(), CheckOptions(seed=0), "normal")
     try:

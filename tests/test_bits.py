@@ -10,7 +10,7 @@ from conftest import executable_of, hgemm
 
 from generator import device_bits
 from generator.build.emit import emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.device_bits import (
     KINDS,
@@ -116,7 +116,7 @@ def test_products_that_need_no_rounding_have_exact_sums(add: Adder):
 
 def test_another_order_changes_almost_every_element(add: Adder):
     (plan,) = sweep([{"arch": "sm_90", "tile": "64x64x32"}]).plans
-    traits = LaunchTraits.of(planned(emit(plan, templates_folder())))
+    traits = LaunchTraits.of(planned_sections(emit(plan, templates_folder())))
     case = Case(Shape(40, 50, 123))
     a, b = (one[0].astype(np.float32) for one in revealing(traits, case, np.random.default_rng(0)))
     bits = [bits_of(sums_of(order(text), a, b, add).astype(np.float16)) for text in (IN_ORDER, IN_ORDER, DIRECT)]
@@ -129,7 +129,7 @@ def test_another_order_changes_almost_every_element(add: Adder):
 
 def test_a_prediction_knows_bias_activation_and_nan(add: Adder):
     (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "bias": "row", "activation": "relu", "out": "bf16"}]).plans
-    traits = LaunchTraits.of(planned(emit(plan, templates_folder())))
+    traits = LaunchTraits.of(planned_sections(emit(plan, templates_folder())))
     a, b = np.ones((1, 2, 8)), np.ones((1, 8, 3))
     a[0, 1, 0] = np.nan
     found = predicted(order(IN_ORDER, 80), traits, OperandValues(a, b, None, np.array([[[1.0, -9.0, 0.0]]])), add)
@@ -141,7 +141,7 @@ def test_a_prediction_knows_bias_activation_and_nan(add: Adder):
 def test_a_kernel_with_another_order_than_its_record_fails(host_toolchain: HostToolchain, add: Adder):
     (plan,) = sweep([{"arch": "sm_80", "tile": "32x32x32"}]).plans
     made = emit(plan, templates_folder())
-    record = planned(made)
+    record = planned_sections(made)
     traits = LaunchTraits.of(record)
     executable = executable_of(made, host_toolchain)
     case = order_cases(traits)[0]
@@ -173,7 +173,7 @@ def check(host_toolchain: HostToolchain, add: Adder) -> BitsCheck:
         symbol: emit(sweep([{**texts, **more}]).plans[0], templates_folder())
         for symbol, more in (("right", {}), ("gated", {"epilogue": "silu(gate) * up"}))
     }
-    built = {symbol: (planned(one), executable_of(one, host_toolchain)) for symbol, one in made.items()}
+    built = {symbol: (planned_sections(one), executable_of(one, host_toolchain)) for symbol, one in made.items()}
 
     def opened(_: object, symbol: str, code: str) -> EmulatedKernel:
         record, executable = built.get(symbol, built["right"])
@@ -229,7 +229,7 @@ def test_kernels_of_one_order_with_other_bits_are_told(check: BitsCheck):
 
 def test_products_are_drawn_alike_for_all_kernels_of_a_type():
     (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "dtype": "bf16"}]).plans
-    traits = LaunchTraits.of(planned(emit(plan, templates_folder())))
+    traits = LaunchTraits.of(planned_sections(emit(plan, templates_folder())))
     drawn = products(len(KINDS), 3)
     assert drawn == products(len(KINDS), 3) and {product.kind for product in drawn} == {*KINDS}
     for product in drawn:
@@ -242,7 +242,7 @@ def test_products_are_drawn_alike_for_all_kernels_of_a_type():
 def test_products_have_parts_of_k_if_the_launch_decides_them():
     texts = {"arch": "sm_90a", "mma": "wgmma", "tile": "64x64x64", "schedule": "launch", "serial_parts": "on"}
     (plan,) = sweep([texts]).plans
-    traits = LaunchTraits.of(planned(emit(plan, templates_folder())))
+    traits = LaunchTraits.of(planned_sections(emit(plan, templates_folder())))
     options = [case_of(traits, product).options for product in products(len(KINDS), 0)]
     assert options[0].splits == 1 and {one.splits for one in options} == {1, 2, 3, 4}
     assert {(one.splits, one.whole_tiles > 0) for one in options} >= {(2, True), (3, False), (4, True)}

@@ -114,7 +114,7 @@ def test_one_that_does_not_compile_is_kept_here_with_its_log(settings: Settings,
     failing = BuildResult(
         "hgemm_bad", "failed", 0.1, failure=BuildError("hgemm_bad", "x.cu(3): error: no"), source="text"
     )
-    monkeypatch.setattr(Cluster, "products", lambda self, plans: iter([(0, failing)]))
+    monkeypatch.setattr(Cluster, "results", lambda self, plans: iter([(0, failing)]))
     ((_, outcome),) = make(sweep([SMALL]).plans, settings, 1, Cluster("tcp://host:1"))
     assert "hgemm_bad does not compile: x.cu(3): error: no" in outcome.error
     assert (settings.library.folder / "failed" / "hgemm_bad" / "kernel.cu").read_text() == "text"

@@ -20,7 +20,7 @@ import hgemm
 from benchmarks.epilogue_fuzz import check, drawn
 from generator import epilogue as emission
 from generator.build.emit import emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.errors import RequestError
 from generator.families.common import further_results, gated_pair
 from generator.proof.executor import HostToolchain
@@ -381,7 +381,7 @@ def test_kernels_that_reduce_columns_store_from_registers() -> None:
 
 def test_a_reduction_needs_a_workspace() -> None:
     (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "(acc, row_sum(acc), row_max(acc))"}]).plans
-    traits = LaunchTraits.of(planned(emit(plan, ROOT / "templates")))
+    traits = LaunchTraits.of(planned_sections(emit(plan, ROOT / "templates")))
     panels = -(-100 // plan.spec.warp_tile.n)
     assert workspace_bytes(traits, 70, 100, 3) == WORKSPACE_COUNTERS * COUNTER_BYTES + 2 * 3 * panels * 70 * 4
     assert used_counters(traits, 70, 100, 3) == 6
@@ -392,7 +392,7 @@ def test_a_reduction_needs_a_workspace() -> None:
 )
 def test_a_reduction_of_columns_needs_a_workspace(text: str, columns: int) -> None:
     (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": text}]).plans
-    traits = LaunchTraits.of(planned(emit(plan, ROOT / "templates")))
+    traits = LaunchTraits.of(planned_sections(emit(plan, ROOT / "templates")))
     rows = "row_max" in text
     floats = 5 * columns + rows * -(-96 // plan.spec.warp_tile.n) * 70
     assert workspace_bytes(traits, 70, 96, 3) == WORKSPACE_COUNTERS * COUNTER_BYTES + 3 * floats * 4
@@ -611,7 +611,7 @@ def test_an_uncertain_comparison_takes_both_branches() -> None:
 
 def test_a_kernel_with_an_expression_is_of_another_kind() -> None:
     plans = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "none,relu(acc + bias)"}]).plans
-    plain, other = (LaunchTraits.of(planned(emit(plan, ROOT / "templates"))) for plan in plans)
+    plain, other = (LaunchTraits.of(planned_sections(emit(plan, ROOT / "templates"))) for plan in plans)
     assert kind_of(plain).epilogue == "none" and kind_of(other).epilogue == epilogue_of("relu(acc + bias)").hash
 
 

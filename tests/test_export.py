@@ -17,7 +17,7 @@ from exports import check_manifest, export_paper, fake_driver, loaded, need_comp
 
 from generator import __version__
 from generator.build.emit import emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.c_library import ExportOptions, export
@@ -364,7 +364,7 @@ KERNEL_OPTIONS = (
 def test_d_is_what_is_left_and_nothing_is_read(options: dict[str, str], host_toolchain: HostToolchain) -> None:
     (plan,) = sweep([options]).plans
     kernel = emit(plan, templates_folder())
-    traits = LaunchTraits.of(planned(kernel))
+    traits = LaunchTraits.of(planned_sections(kernel))
     executable = executable_of(kernel, host_toolchain)
     for adversary in adversaries_of(kernel.symbol, 0):
         d, guard = emulated(traits, executable, adversary)

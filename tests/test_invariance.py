@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tables import catalog_records, catalog_table, record_of
 
 from generator.build.emit import emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.pack.growth import best_plan
 from generator.pack.kernels import PackChooser
@@ -395,7 +395,7 @@ def test_launches_have_the_same_bits_if_and_only_if_they_have_the_same_order(has
     for texts, splits in LAUNCHED.values():
         (plan,) = sweep([texts]).plans
         made = emit(plan, templates_folder())
-        record = planned(made)
+        record = planned_sections(made)
         row = row_of(LaunchTraits.of(record), {**record, "resources": {"ctas_per_sm": 1}})
         executable = executable_of(made, hasty_workshop)
         order = order_of(row, LONG_K, splits)

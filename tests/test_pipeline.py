@@ -25,7 +25,7 @@ from generator.build import pipeline as build_stage
 from generator.build.compile import compile_kernel
 from generator.build.emit import EmittedKernel, emit
 from generator.build.inspect import inspect_all, parse_ptxas_log
-from generator.build.pipeline import Settings, build_and_store, make, planned, prepare
+from generator.build.pipeline import Settings, build_and_store, make, planned_sections, prepare
 from generator.build.toolchain import Headers, headers, templates_folder
 from generator.build.workers import cores
 from generator.cli import generate
@@ -86,7 +86,9 @@ def test_a_record_says_what_was_planned_made_and_found(small_library: Library) -
         data = record.data
         assert Record.parse(record.dump()).data == data
         plan = plan_of(layout=data["spec"]["layout"])
-        assert all(data[name] == value for name, value in planned(prepare(plan, templates_folder()).kernel).items())
+        assert all(
+            data[name] == value for name, value in planned_sections(prepare(plan, templates_folder()).kernel).items()
+        )
         assert data["sass"]["HMMA"] == data["proof"]["mma_per_k_tile"] == plan.mma_per_k_tile
         assert data["resources"]["smem_bytes"] == plan.smem_bytes and data["proof"]["bank_conflicts"] == 0
         assert {"LDSM", "LDGSTS"} <= {*data["sass"]} and not {"LDL", "STL"} & {*data["sass"]}
@@ -188,7 +190,7 @@ def test_force_and_a_record_that_says_otherwise_miss(small_library: Library, mon
     settings = Settings(small_library, templates_folder())
     prepared = prepare(plan_of(), settings.templates)
     assert not pipeline.cached(prepared, replace(settings, force=True))
-    monkeypatch.setattr(pipeline, "planned", lambda kernel: {**planned(kernel), "traits": {}})
+    monkeypatch.setattr(pipeline, "planned_sections", lambda kernel: {**planned_sections(kernel), "traits": {}})
     assert not pipeline.cached(prepared, settings)
 
 

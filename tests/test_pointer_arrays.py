@@ -12,7 +12,7 @@ from conftest import SMALL, hgemm, made_once, subject_of
 from exports import CChoice, CDevice, CProblem, export_paper, loaded, paper_library
 
 from generator.build.emit import emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.families import family_of
 from generator.families.base import Plan
@@ -37,7 +37,7 @@ def plan_of(**texts: str) -> Plan:
 
 
 def traits_of(**texts: str) -> LaunchTraits:
-    return LaunchTraits.of(planned(emit(plan_of(**texts), templates_folder())))
+    return LaunchTraits.of(planned_sections(emit(plan_of(**texts), templates_folder())))
 
 
 # ---- Kernels --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from simulated import record
 from benchmarks.anchors import At, Program
 from benchmarks.faults import FAULTS, faulty_templates, templates_with
 from generator.build.emit import EmittedKernel, emit
-from generator.build.pipeline import Settings, planned
+from generator.build.pipeline import Settings, planned_sections
 from generator.build.toolchain import templates_folder
 from generator.cli import device as verify
 from generator.cli import generate
@@ -363,7 +363,7 @@ def test_the_costs_of_a_cluster_are_those_of_each_of_its_ctas(host_toolchain: Ho
 def counted(options: dict[str, str], host_toolchain: HostToolchain) -> tuple[Costs, list[dict]]:
     """Return the costs of a kernel, which must be those of its plan, and of its source lines."""
     made = kernel_of(options)
-    record = planned(made)
+    record = planned_sections(made)
     kernel = EmulatedKernel(LaunchTraits.of(record), executable_of(made, host_toolchain), ())
     costs, sites = count(kernel, record["spec"])
     assert not [*disagreements(costs, kernel.traits, record["spec"], made.plan.mma_per_k_tile)]
@@ -372,7 +372,7 @@ def counted(options: dict[str, str], host_toolchain: HostToolchain) -> tuple[Cos
 
 def test_a_disagreement_is_told_with_both_numbers() -> None:
     kernel = kernel_of(ONE)
-    record = planned(kernel)
+    record = planned_sections(kernel)
     costs = Costs(2, 0, 1, 2048, 5, 0, 0, 1, 1)
     messages = [*disagreements(costs, LaunchTraits.of(record), record["spec"], 3)]
     assert messages == [

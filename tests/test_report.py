@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from records import make_record
 
 from generator.build.emit import EmittedKernel, emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.catalog import catalog_kernels
 from generator.errors import LibraryError
@@ -46,7 +46,7 @@ EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert
 def entry(kernel: EmittedKernel) -> Entry:
     """Return a kernel as it would be read from a library."""
     record, _ = make_record(kernel.symbol)
-    return Entry(Record({**record, **planned(kernel)}), kernel.source)
+    return Entry(Record({**record, **planned_sections(kernel)}), kernel.source)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from conftest import executable_of
 
 from generator.build.emit import emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.proof.executor import Adversary, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory
@@ -54,7 +54,7 @@ WORKERS = (1, 2, 3, 5, 8)
 def kernel_of(options: dict[str, str], host_toolchain: HostToolchain) -> EmulatedKernel:
     (plan,) = sweep([options]).plans
     made = emit(plan, templates_folder())
-    return EmulatedKernel(LaunchTraits.of(planned(made)), executable_of(made, host_toolchain), ())
+    return EmulatedKernel(LaunchTraits.of(planned_sections(made)), executable_of(made, host_toolchain), ())
 
 
 def shape_of(traits: LaunchTraits, tiles: int, k: int) -> Shape:

@@ -100,7 +100,7 @@ class Cluster:
                 f"--address {self.address} is malformed: write tcp://host:port, as the scheduler prints it"
             )
 
-    def products(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, BuildResult | LostItem]]:
+    def results(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, BuildResult | LostItem]]:
         """Yield (place, result or LostItem) once per kernel, as results arrive.
 
         Raises: HgemmError if the cluster cannot be reached, differs from this machine, or has no worker for too long.

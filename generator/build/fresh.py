@@ -6,7 +6,7 @@ from pathlib import Path
 
 from generator.build.compile import key_of, ptx_of, versions_of
 from generator.build.emit import EmittedKernel, emit
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import headers
 from generator.errors import HgemmError
 from generator.planner import plan_of
@@ -32,7 +32,7 @@ def foreign(stored: StoredKernel, templates: Path) -> str:
         **stored.record.data,
         "spec": kernel.plan.spec.to_dict(),
     }  # older records lack fields that have their default
-    sections = [name for name, value in planned(kernel).items() if data.get(name, value) != value]
+    sections = [name for name, value in planned_sections(kernel).items() if data.get(name, value) != value]
     return f"its {' and '.join(sections)} is not what this version writes for its spec" if sections else ""
 
 

@@ -32,7 +32,7 @@ from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
 _LOCAL_MEMORY = ("LDL", "STL")
 
 
-def planned(kernel: EmittedKernel) -> dict[str, Any]:
+def planned_sections(kernel: EmittedKernel) -> dict[str, Any]:
     """Return the sections of a record that follow from the plan alone."""
     plan = kernel.plan
     return {
@@ -52,7 +52,7 @@ def artefacts_of(kernel: EmittedKernel, compiled: Compiled) -> dict[str, bytes]:
     return {kernel.source_name: kernel.source.encode(), CUBIN_NAME: compiled.cubin, PTX_NAME: compiled.ptx}
 
 
-def document(
+def record_data(
     kernel: EmittedKernel,
     headers: Headers,
     compiled: Compiled,
@@ -61,7 +61,7 @@ def document(
 ) -> dict[str, Any]:
     """Return the record of a kernel: its plan, its inputs, and the results of inspection."""
     return {
-        **planned(kernel),
+        **planned_sections(kernel),
         "key": key_of(kernel, headers),
         "toolchain": {**versions_of(kernel), "options": [*compiled.options], "generator": __version__},
         "inputs": headers.hashes(),
@@ -90,7 +90,7 @@ def _described(content: bytes) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
-# ---- From plans to products: nothing is written ----------------------------------------------------------------------
+# ---- From plans to results: nothing is written ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,11 @@ def prepare(plan: Plan, templates: Path) -> Prepared:
 
 
 def build(batch: Sequence[Prepared], options: BuildOptions) -> list[BuildResult]:
-    """Compile kernels one by one, inspect them together, and return a product per kernel.
+    """Compile kernels one by one, inspect them together, and return a BuildResult for each.
 
     The record's key is of the headers that this process read, which may have changed since the kernel was prepared.
     """
-    products: dict[int, BuildResult] = {}
+    results: dict[int, BuildResult] = {}
     compiled: list[_Built] = []
     for place, prepared in enumerate(batch):
         kernel = prepared.kernel
@@ -175,7 +175,7 @@ def build(batch: Sequence[Prepared], options: BuildOptions) -> list[BuildResult]
         except BuildError as error:
             seconds = time.perf_counter() - start
             text = {"source": kernel.source, "source_name": kernel.source_name}
-            products[place] = BuildResult(error.symbol, "failed", seconds, failure=error, **text)
+            results[place] = BuildResult(error.symbol, "failed", seconds, failure=error, **text)
     start = time.perf_counter()
     inspections = inspect_all(
         [
@@ -190,11 +190,11 @@ def build(batch: Sequence[Prepared], options: BuildOptions) -> list[BuildResult]
     )
     inspect_seconds = (time.perf_counter() - start) / max(1, len(compiled))
     for built, inspection in zip(compiled, inspections):
-        products[built.place] = _product(built, inspection, inspect_seconds, options.prover)
-    return [products[place] for place in range(len(batch))]
+        results[built.place] = _build_result(built, inspection, inspect_seconds, options.prover)
+    return [results[place] for place in range(len(batch))]
 
 
-def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prover: Prover | None) -> BuildResult:
+def _build_result(built: _Built, inspection: Inspection, inspect_seconds: float, prover: Prover | None) -> BuildResult:
     """Check a compiled kernel against its plan, run the prover if any, and write the record."""
     prepared, symbol = built.prepared, built.prepared.kernel.symbol
     seconds = {"emit": prepared.seconds, "compile": built.seconds, "inspect": inspect_seconds}
@@ -204,7 +204,7 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
         if inspection.resources.spill_bytes and (advice := advice_on_spills(prepared.kernel.plan)):
             error = f"{error}. {advice}"
         return BuildResult(symbol, "failed", total, error=error, spills=bool(inspection.resources.spill_bytes))
-    data = document(prepared.kernel, built.headers, built.compiled, inspection, seconds)
+    data = record_data(prepared.kernel, built.headers, built.compiled, inspection, seconds)
     began = time.perf_counter()
     try:
         if prover:
@@ -256,7 +256,7 @@ class Outcome:
 class WorkerPool(Protocol):
     """Builds kernels elsewhere. It does not access the library."""
 
-    def products(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, BuildResult | LostItem]]:
+    def results(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, BuildResult | LostItem]]:
         """Yield (place, result or LostItem) once per kernel, as results arrive."""
 
 
@@ -367,7 +367,7 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
     if stored.record.key != prepared.key:
         return None
     data = stored.record.data
-    if any(data.get(name) != value for name, value in planned(prepared.kernel).items()):
+    if any(data.get(name) != value for name, value in planned_sections(prepared.kernel).items()):
         return None
     if stored.source != prepared.kernel.source.encode():
         _LOG.log(level, "rebuilding %s: its %s is not what this version writes", symbol, stored.record.source_name)
@@ -383,23 +383,23 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
 def build_and_store(batch: Sequence[Prepared], settings: Settings) -> list[Outcome]:
     """Build and store what the library does not have. Return the outcome of each kernel."""
     found = [cached(prepared, settings, logging.DEBUG) for prepared in batch]  # another process may have built some
-    products = iter(build([prepared for prepared, old in zip(batch, found) if not old], settings.options))
-    return [old or stored_outcome(next(products), settings.library) for old in found]
+    results = iter(build([prepared for prepared, old in zip(batch, found) if not old], settings.options))
+    return [old or stored_outcome(next(results), settings.library) for old in found]
 
 
-def stored_outcome(product: BuildResult, library: Library) -> Outcome:
-    """Store a product, or keep the source and log of a failed compilation. Return the outcome.
+def stored_outcome(result: BuildResult, library: Library) -> Outcome:
+    """Store a kernel, or keep the source and log of a failed compilation. Return the outcome.
 
     Raises: LibraryError if the folder cannot be written, or a record does not describe its files.
     """
-    if product.record is None:
-        error = product.error
-        if product.failure:
-            error = str(keep_failure(library.folder, product.source, product.source_name, product.failure))
-        return Outcome(product.symbol, "failed", product.seconds, error=error, spills=product.spills)
-    library.publish(product.record, product.files)
-    forget_failure(library.folder, product.symbol)
-    return Outcome(product.symbol, product.status, product.seconds, Record(product.record))
+    if result.record is None:
+        error = result.error
+        if result.failure:
+            error = str(keep_failure(library.folder, result.source, result.source_name, result.failure))
+        return Outcome(result.symbol, "failed", result.seconds, error=error, spills=result.spills)
+    library.publish(result.record, result.files)
+    forget_failure(library.folder, result.symbol)
+    return Outcome(result.symbol, result.status, result.seconds, Record(result.record))
 
 
 def _in_this_process(kernels: Sequence[Prepared], settings: Settings) -> Iterator[tuple[int, Outcome]]:
@@ -423,11 +423,9 @@ def _in_processes(
 def _stored_as_they_come(
     kernels: Sequence[Prepared], worker_pool: WorkerPool, settings: Settings
 ) -> Iterator[tuple[int, Outcome]]:
-    for place, result in worker_pool.products(kernels):
-        yield (
-            place,
-            _lost(kernels[place], result) if isinstance(result, LostItem) else stored_outcome(result, settings.library),
-        )
+    for place, result in worker_pool.results(kernels):
+        lost = isinstance(result, LostItem)
+        yield place, _lost(kernels[place], result) if lost else stored_outcome(result, settings.library)
 
 
 def _lost(prepared: Prepared, lost: LostItem) -> Outcome:

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from generator.build.compile import ptx_of
 from generator.build.emit import EmittedKernel, emit
 from generator.build.fresh import refusal
-from generator.build.pipeline import planned
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import headers, templates_folder
 from generator.build.workers import WorkerLost, process_pool
 from generator.device_check import THREAD_VARIABLES, CheckOutcome, CheckWorkers, answer, kill_session
@@ -273,7 +273,7 @@ class ProofSource:
     @classmethod
     def of(cls, kernel: EmittedKernel) -> ProofSource:
         """Return the text of a kernel of ours."""
-        record = {**planned(kernel), "proof": {"mma_per_k_tile": kernel.plan.mma_per_k_tile}}
+        record = {**planned_sections(kernel), "proof": {"mma_per_k_tile": kernel.plan.mma_per_k_tile}}
         return cls(kernel, kernel.entry_header, record)
 
     def ptx(self, templates: Path) -> bytes:
