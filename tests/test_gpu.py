@@ -230,8 +230,8 @@ def test_launch_options_are_tuned_and_taken(settings: Settings, bias: str, tmp_p
     library, device = Store(tmp_path / "tuned"), open_device()
     shutil.copytree(settings.library.folder / symbol, library.folder / symbol)
     kernel, work = open_kernel(library, symbol), Work(200, 264, 4096, bias=bias)
-    supply = LibraryCandidates([kernel], Target.of(device), 4)
-    document = tune(TunePlan([work], library.folder, protocol=TUNED, options=6), supply, device, print)
+    source = LibraryCandidates([kernel], Target.of(device), 4)
+    document = tune(TunePlan([work], library.folder, protocol=TUNED, options=6), source, device, print)
     assert not any(result["refused"] for result in document["results"]) and len(document["results"]) == 3
     options = document["results"][0]["options"]
     assert len(options) == 6 and {1} < {one["splits"] for one in options.values()}

@@ -109,8 +109,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[BenchDrive
 
 def tuned(plan: TunePlan, tell: Callable[[str], None] = lambda text: None, kernels: str = "") -> dict:
     device = open_device()
-    supply = LibraryCandidates(read_kernels(plan.library, kernels), Target.of(device), plan.candidates)
-    return run(plan, supply, device, tell)
+    source = LibraryCandidates(read_kernels(plan.library, kernels), Target.of(device), plan.candidates)
+    return run(plan, source, device, tell)
 
 
 def plan_of(folder: Path, **fields) -> TunePlan:
@@ -650,34 +650,34 @@ def generating(
 
 def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None:
     works, messages = [Work(4096, 4096, 4096), Work(16, 8192, 8192)], []
-    supply = generating(made, works, messages=messages)
+    source = generating(made, works, messages=messages)
     for _ in range(3):
         made.go.release()
-    assert supply.ready(works) == works[0]
-    kernels = [kernel.traits.symbol for kernel in supply.kernels(works[0])]
+    assert source.ready(works) == works[0]
+    kernels = [kernel.traits.symbol for kernel in source.kernels(works[0])]
     assert kernels == made.made[1:]  # neither the one that spills nor the one that failed
     for _ in range(3):
         made.go.release()
-    assert supply.ready(works[1:]) == works[1] and len(supply.kernels(works[1])) == 3
-    supply.close()
+    assert source.ready(works[1:]) == works[1] and len(source.kernels(works[1])) == 3
+    source.close()
     assert messages[0].startswith("made 1/6: built hgemm_sm90a_tn") and "made 2/6: failed" in messages[1]
-    assert supply.keys.keys() >= {kernel.traits.symbol for kernel in supply.kernels(works[1])}
+    assert source.keys.keys() >= {kernel.traits.symbol for kernel in source.kernels(works[1])}
 
 
 def two_made(made: FakeMake) -> tuple[GeneratedCandidates, str, str]:
-    """Return a supply and the kernels that it has made."""
-    supply = generating(made, [Work(4096, 4096, 4096)], candidates=4)
+    """Return a source of candidates and the kernels that it has made."""
+    source = generating(made, [Work(4096, 4096, 4096)], candidates=4)
     for _ in range(4):
         made.go.release()
-    supply.ready([Work(4096, 4096, 4096)])
+    source.ready([Work(4096, 4096, 4096)])
     _, one, other = made.made  # the first one spills
-    return supply, one, other
+    return source, one, other
 
 
 def test_made_kernels_that_are_not_chosen_are_removed(made: FakeMake) -> None:
-    supply, chosen, other = two_made(made)
+    source, chosen, other = two_made(made)
     (made.library.folder / other / "notes.txt").write_text("mine")
-    supply.keep({chosen})
+    source.keep({chosen})
     assert chosen in {row["symbol"] for row in made.library.rows()}
     assert made.library.get(other) is None and [one.name for one in (made.library.folder / other).iterdir()] == [
         "notes.txt"
@@ -686,15 +686,15 @@ def test_made_kernels_that_are_not_chosen_are_removed(made: FakeMake) -> None:
 
 
 def test_a_kernel_that_is_gone_is_not_missed(made: FakeMake) -> None:
-    supply, one, other = two_made(made)
+    source, one, other = two_made(made)
     shutil.rmtree(made.library.folder / one)  # by another process
-    supply.keep(())
+    source.keep(())
     assert not {one, other} & {row["symbol"] for row in made.library.rows()}
 
 
 def test_kernels_that_spill_are_not_made_again(made: FakeMake) -> None:
-    supply, *_ = two_made(made)
-    supply.close()
+    source, *_ = two_made(made)
+    source.close()
     (symbol,) = read_spilled(made.library.folder)
     work = Work(4096, 4096, 4096)
     assert symbol in generating(made, [work]).ranking.best(work, 4)
@@ -711,18 +711,18 @@ def test_kernels_that_spill_are_not_made_again(made: FakeMake) -> None:
 
 def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
     work = Work(4096, 4096, 4096)
-    supply = generating(made, [work])
-    (first, *_) = supply.ranking.best(work, 3)
+    source = generating(made, [work])
+    (first, *_) = source.ranking.best(work, 3)
     record, files = make_record(first)
     plan = plans_for(work, ["sm_90a"], None)[first]
     record.update(planned_record(plan), resources=resources_of(plan, plan.spec.ctas_per_sm))
     made.library.publish(record, files)
     search = Search([work], 3, ("sm_90a",), None, 1)
-    supply = GeneratedCandidates(made.library, [first], search, H200, lambda text: None)
+    source = GeneratedCandidates(made.library, [first], search, H200, lambda text: None)
     for _ in range(2):
         made.go.release()
-    assert supply.ready([work]) == work and first not in made.made
-    assert first in [kernel.traits.symbol for kernel in supply.kernels(work)]
+    assert source.ready([work]) == work and first not in made.made
+    assert first in [kernel.traits.symbol for kernel in source.kernels(work)]
 
 
 def test_many_of_the_candidates_are_kernels_that_the_library_had(made: FakeMake) -> None:
@@ -734,18 +734,18 @@ def test_many_of_the_candidates_are_kernels_that_the_library_had(made: FakeMake)
             planned_record(plans[symbol]), resources=resources_of(plans[symbol], plans[symbol].spec.ctas_per_sm)
         )
         made.library.publish(record, files)
-    supply = GeneratedCandidates(made.library, slow, Search([work], 8, ("sm_90a",), None, 1), H200, lambda text: None)
+    source = GeneratedCandidates(made.library, slow, Search([work], 8, ("sm_90a",), None, 1), H200, lambda text: None)
     for _ in range(6):
         made.go.release()
-    assert supply.ready([work]) == work
-    assert len([kernel for kernel in supply.kernels(work) if kernel.traits.symbol in slow]) == 3
-    supply.close()
+    assert source.ready([work]) == work
+    assert len([kernel for kernel in source.kernels(work) if kernel.traits.symbol in slow]) == 3
+    source.close()
 
 
 def test_candidates_have_many_tiles(made: FakeMake) -> None:
-    supply = generating(made, [Work(4096, 4096, 4096)])
-    symbols = supply.ranking.best(Work(600, 3072, 2048), 24)
-    rows = [supply.ranking.rows[symbol][1] for symbol in symbols]
+    source = generating(made, [Work(4096, 4096, 4096)])
+    symbols = source.ranking.best(Work(600, 3072, 2048), 24)
+    rows = [source.ranking.rows[symbol][1] for symbol in symbols]
     sorts = [(tile_of(symbol), row.splits) for symbol, row in zip(symbols, rows)]
     assert len({tile for tile, *_ in sorts}) >= 8 and max(map(sorts.count, sorts)) <= ALIKE
 
@@ -765,13 +765,13 @@ def test_missing_kernels_of_an_expression_are_made(made: FakeMake, text: str) ->
     work = Work(4096, 4096, 4096, expression=epilogue.text)
     plans = plans_for(work, ["sm_90a", "sm_90"], None)
     assert len(plans) > 60 and {LaunchTraits.of(planned_record(one)).epilogue for one in plans.values()} == {epilogue}
-    supply = generating(made, [Work(4096, 4096, 4096), work])
+    source = generating(made, [Work(4096, 4096, 4096), work])
     for _ in range(6):
         made.go.release()
-    supply.ready([work])
-    kernels = supply.kernels(work)
+    source.ready([work])
+    kernels = source.kernels(work)
     assert kernels and all(work.fits(kernel.traits) for kernel in kernels)
-    supply.close()
+    source.close()
 
 
 def test_an_error_of_all_making_is_raised_where_kernels_are_waited_for(made: FakeMake, monkeypatch) -> None:

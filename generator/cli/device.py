@@ -413,9 +413,9 @@ def bench_command(
     where: str,
     **options,
 ) -> None:
-    opened, selection = Library(library), KernelFilter(arch=arch, tile=tile, kernels=kernels, where=where)
-    note_left_out(opened, selection, symbols)
-    names = choose(opened, symbols, selection)
+    opened, kernel_filter = Library(library), KernelFilter(arch=arch, tile=tile, kernels=kernels, where=where)
+    note_left_out(opened, kernel_filter, symbols)
+    names = choose(opened, symbols, kernel_filter)
     options["epilogue"] = epilogue.resolved(options["epilogue"], Path())
     ctx.exit(bench([open_kernel(opened, name, code) for name in names], options, library))
 
@@ -483,7 +483,7 @@ def tune_command(
 ) -> None:
     options["epilogue"] = epilogue.resolved(options["epilogue"], Path())
 
-    def supply(plan: TunePlan, target: Target) -> CandidateSource:
+    def source(plan: TunePlan, target: Target) -> CandidateSource:
         opened = Library(library)
         archs = parse_arch_list(arch, "--arch") if arch else archs_of(target)
         works = plan.works if generate else ()
@@ -495,4 +495,4 @@ def tune_command(
     def tell(text: str) -> None:
         click.echo(text, err=True)
 
-    ctx.exit(tune_library(library, supply, options))
+    ctx.exit(tune_library(library, source, options))

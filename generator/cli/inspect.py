@@ -254,7 +254,7 @@ def report_command(
 ) -> None:
     from generator.report.page import write_report  # slow to load, and needed only here
 
-    opened, selection = Library(library), KernelFilter(**filters)
-    note_left_out(opened, selection)
-    for path in write_report(opened, selection, to, bench, ladder, png, partial(click.echo, err=True)):
+    opened, kernel_filter = Library(library), KernelFilter(**filters)
+    note_left_out(opened, kernel_filter)
+    for path in write_report(opened, kernel_filter, to, bench, ladder, png, partial(click.echo, err=True)):
         click.echo(path)

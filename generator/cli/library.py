@@ -94,13 +94,13 @@ def list_command(
     if as_csv and as_json:
         raise RequestError("--csv and --json exclude each other: give one")
     filters["epilogue"] = epilogue.resolved(filters["epilogue"], Path())
-    opened, selection = Library(library), KernelFilter(**filters)
+    opened, kernel_filter = Library(library), KernelFilter(**filters)
     if fields:
         names = sorted(known_fields(opened))
         click.echo(json.dumps(names) if as_json else _meanings(names))
         return
-    rows = select_rows(opened, selection, sort)[:limit]
-    note_left_out(opened, selection)
+    rows = select_rows(opened, kernel_filter, sort)[:limit]
+    note_left_out(opened, kernel_filter)
     named = _named(opened, columns)
     if as_json and named:
         click.echo(_document(json.dumps({name: row.get(name) for name in named}) for row in rows))
@@ -114,7 +114,7 @@ def list_command(
     elif named:
         click.echo(to_text(rows, named), nl=False)
     else:
-        _print_table(rows, [*fields_in(condition_of(selection)), sort.lstrip("-")])
+        _print_table(rows, [*fields_in(condition_of(kernel_filter)), sort.lstrip("-")])
 
 
 def _meanings(names: Sequence[str]) -> str:

@@ -88,12 +88,12 @@ _KINDS = type_options(several=("layout", "dtype", "acc", "out"))
 
 
 def kernel_options(function: AnyFunction) -> AnyFunction:
-    """Add --arch, --tile, --kernels and --where, named as the fields of Selection."""
+    """Add --arch, --tile, --kernels and --where, named as the fields of KernelFilter."""
     return _with(function, _KERNEL_CHOICE)
 
 
 def filter_options(function: AnyFunction) -> AnyFunction:
-    """Add the options of `kernel_options` and --layout, --dtype, --acc and --out, named as the fields of Selection."""
+    """Add the options of `kernel_options` and --layout, --dtype, --acc and --out, named as the fields of KernelFilter."""
     return _with(function, (*_KERNEL_CHOICE[:2], *_KINDS, *_KERNEL_CHOICE[2:]))
 
 

@@ -199,10 +199,10 @@ def _bar(console: Console, total: int) -> Iterator[Callable[..., None]]:
 # ==== Notes ====
 
 
-def note_left_out(library: Library, selection: KernelFilter, names: Collection[str] = ()) -> None:
+def note_left_out(library: Library, kernel_filter: KernelFilter, names: Collection[str] = ()) -> None:
     """Note on stderr the kernels that --arch leaves out although they run on its GPUs: those of sm_90a, for sm_90."""
-    for arch, count in left_out(library, names, selection).items():
-        both = f"{selection.arch},{arch.removeprefix('sm_')}"
+    for arch, count in left_out(library, names, kernel_filter).items():
+        both = f"{kernel_filter.arch},{arch.removeprefix('sm_')}"
         click.echo(f"hgemm: {counted(count, 'kernel')} for {arch} left out: use --arch {both}", err=True)
 
 

@@ -419,7 +419,7 @@ def _embedded(value: Any) -> str:
 
 def write_report(
     library: Library,
-    selection: KernelFilter,
+    kernel_filter: KernelFilter,
     to: Path,
     bench: Sequence[Path],
     ladders: Sequence[Path],
@@ -434,8 +434,8 @@ def write_report(
     require_writable(to, "--to")
     points = [point for path in bench for point in read_bench(path)]
     documents = [read_ladders(path) for path in ladders]
-    symbols = [str(row["symbol"]) for row in select_rows(library, selection)]
-    if not symbols and selection != KernelFilter():
+    symbols = [str(row["symbol"]) for row in select_rows(library, kernel_filter)]
+    if not symbols and kernel_filter != KernelFilter():
         raise nothing_matches(library)
     entries: list[Entry] = []
     rejected: list[str] = []

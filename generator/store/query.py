@@ -238,25 +238,25 @@ class KernelFilter:
     epilogue: str = ""
 
 
-def condition_of(selection: KernelFilter, known: Collection[str] | None = None) -> Node:
-    """Return the conjunction of all filters of a selection.
+def condition_of(kernel_filter: KernelFilter, known: Collection[str] | None = None) -> Node:
+    """Return the conjunction of all conditions of a filter.
 
     Raises: RequestError if a filter is malformed or names a field that is not `known`.
     """
     items: list[Node] = []
-    if selection.arch:
-        items.append(_one_of("arch", parse_arch_list(selection.arch, "--arch")))
-    if selection.tile:
-        items.append(Or(tuple(_tile(word) for word in _words(selection.tile))))
-    if selection.layout:
-        items.append(_one_of("layout", tuple(_layout(word) for word in _words(selection.layout))))
-    for name, text in (("dtype_a", selection.dtype), ("acc", selection.acc), ("dtype_d", selection.out)):
+    if kernel_filter.arch:
+        items.append(_one_of("arch", parse_arch_list(kernel_filter.arch, "--arch")))
+    if kernel_filter.tile:
+        items.append(Or(tuple(_tile(word) for word in _words(kernel_filter.tile))))
+    if kernel_filter.layout:
+        items.append(_one_of("layout", tuple(_layout(word) for word in _words(kernel_filter.layout))))
+    for name, text in (("dtype_a", kernel_filter.dtype), ("acc", kernel_filter.acc), ("dtype_d", kernel_filter.out)):
         if text:
             items.append(_one_of(name, tuple(parse_field(name, word) for word in _words(text))))
-    if selection.kernels:
-        items.append(Or(tuple(_named(word) for word in _words(selection.kernels))))
-    if selection.where.strip():
-        items.append(parse_where(selection.where, known))
+    if kernel_filter.kernels:
+        items.append(Or(tuple(_named(word) for word in _words(kernel_filter.kernels))))
+    if kernel_filter.where.strip():
+        items.append(parse_where(kernel_filter.where, known))
     return And(tuple(items))
 
 
@@ -293,13 +293,13 @@ def _hash_of(shown: str) -> str:
     return found.hash if found else NONE
 
 
-def select_rows(library: Library, selection: KernelFilter, sort: str = "symbol") -> list[dict[str, Scalar]]:
-    """Return the flat records of a selection, sorted by a field; `-field` sorts in descending order.
+def select_rows(library: Library, kernel_filter: KernelFilter, sort: str = "symbol") -> list[dict[str, Scalar]]:
+    """Return the flat records of a filter, sorted by a field; `-field` sorts in descending order.
 
     Raises: RequestError for a malformed filter or an unknown field; LibraryError if the library cannot be read.
     """
-    known = known_fields(library) if selection.where.strip() or sort != "symbol" else None
-    rows = _with_epilogue(library.rows(condition_of(selection, known)), selection.epilogue)
+    known = known_fields(library) if kernel_filter.where.strip() or sort != "symbol" else None
+    rows = _with_epilogue(library.rows(condition_of(kernel_filter, known)), kernel_filter.epilogue)
     if sort == "symbol":
         return rows
     field = check_field(sort.lstrip("-"), known, "--sort")
@@ -308,19 +308,19 @@ def select_rows(library: Library, selection: KernelFilter, sort: str = "symbol")
     return present + [row for row in rows if field not in row]
 
 
-def choose(library: Library, names: Collection[str], selection: KernelFilter) -> list[str]:
-    """Return the symbols that match a selection and, if names are given, one of the names (see `resolve`).
+def choose(library: Library, names: Collection[str], kernel_filter: KernelFilter) -> list[str]:
+    """Return the symbols that match a filter and, if names are given, one of the names (see `resolve`).
 
     Raises: RequestError for a malformed filter or an unknown name; LibraryError if nothing matches.
     """
-    chosen = _chosen(library, names, selection)
+    chosen = _chosen(library, names, kernel_filter)
     if not chosen:
         raise nothing_matches(library)
     return chosen
 
 
 def nothing_matches(library: Library) -> LibraryError:
-    """Return the error for a selection that matches nothing, or for an empty library."""
+    """Return the error for a filter that matches nothing, or for an empty library."""
     made = f"`generate --catalog{library_suffix(library.folder)}` builds the catalog"
     if library.rows():
         shown = f"`hgemm list{library_suffix(library.folder)}` lists its kernels"
@@ -328,21 +328,21 @@ def nothing_matches(library: Library) -> LibraryError:
     return LibraryError(f"{library.folder} has no kernels: {made}")
 
 
-def left_out(library: Library, names: Collection[str], selection: KernelFilter) -> dict[str, int]:
+def left_out(library: Library, names: Collection[str], kernel_filter: KernelFilter) -> dict[str, int]:
     """Count, by architecture, the kernels that only --arch excludes although its GPUs run them: sm_90a for sm_90.
 
     Raises: as `choose`.
     """
-    asked = parse_arch_list(selection.arch, "--arch") if selection.arch else ()
+    asked = parse_arch_list(kernel_filter.arch, "--arch") if kernel_filter.arch else ()
     kin = {
         arch.name for arch in ARCHS.values() if arch.suffix and arch.name not in asked and f"sm_{arch.number}" in asked
     }
-    counts = {arch: len(_chosen(library, names, replace(selection, arch=arch))) for arch in sorted(kin)}
+    counts = {arch: len(_chosen(library, names, replace(kernel_filter, arch=arch))) for arch in sorted(kin)}
     return {arch: count for arch, count in counts.items() if count}
 
 
-def _chosen(library: Library, names: Collection[str], selection: KernelFilter) -> list[str]:
-    rows = [str(row["symbol"]) for row in select_rows(library, selection)]
+def _chosen(library: Library, names: Collection[str], kernel_filter: KernelFilter) -> list[str]:
+    rows = [str(row["symbol"]) for row in select_rows(library, kernel_filter)]
     named = {symbol for name in names for symbol in resolve(library, name)}
     return [symbol for symbol in rows if not names or symbol in named]
 

@@ -162,7 +162,7 @@ class TunePlan:
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
-def run(plan: TunePlan, supply: CandidateSource, device: Device, log: Log) -> dict[str, Any]:
+def run(plan: TunePlan, source: CandidateSource, device: Device, log: Log) -> dict[str, Any]:
     """Tune all problems of a plan and return the document: device, protocol and results.
 
     If a kernel fault ends the run, `lost` names the kernel.
@@ -174,14 +174,14 @@ def run(plan: TunePlan, supply: CandidateSource, device: Device, log: Log) -> di
     ]
     if plan.fresh:
         sessions = own_sessions if plan.resume else []
-    _learn(supply, sessions, device)
+    _learn(source, sessions, device)
     left = _remaining(plan, own_sessions)
-    selected = _selected(supply, sessions, device, left)
+    selected = _selected(source, sessions, device, left)
     document = {**heading(plan.protocol, plan.seed, device), "run": plan.run, "hung": [], "lost": ""}
     document |= {"results": [], "not_tuned": []}
     total = len(left)
     with ExitStack() as stack:
-        stack.callback(supply.close)
+        stack.callback(source.close)
         watchdog = _watchdog(plan, stack)
         document["hung"] = _hung(plan, watchdog) if plan.resume else []
         context = open_context(device, plan.protocol, plan.seed, watchdog, stack)
@@ -195,11 +195,11 @@ def run(plan: TunePlan, supply: CandidateSource, device: Device, log: Log) -> di
                 document["not_tuned"] = [work.key for work in left]
                 log(f"budget of {plan.budget_s:g} s: {len(left)} of {total} problems are not tuned")
                 break
-            work = supply.ready(left)
+            work = source.ready(left)
             left.remove(work)
-            kernels = [one for one in supply.kernels(work) if one.traits.symbol not in document["hung"]]
+            kernels = [one for one in source.kernels(work) if one.traits.symbol not in document["hung"]]
             try:
-                options_of = partial(supply.ranking.options, work, plan.options)
+                options_of = partial(source.ranking.options, work, plan.options)
                 results = tune(work, kernels, context, _order(kernels), plan.mix, options_of, selected[work.key])
             except LostDevice as error:
                 document["lost"] = str(error)
@@ -210,11 +210,11 @@ def run(plan: TunePlan, supply: CandidateSource, device: Device, log: Log) -> di
             recorder.register(kernels)
             for result in results:
                 recorder.add(result)
-            _learn_result(supply, work, results[0])
+            _learn_result(source, work, results[0])
             ahead = (time.perf_counter() - began) / (total - len(left)) * len(left)
             log(f"[{total - len(left)}/{total}] {line(results[0])}  {time_left(ahead)} left")
         if not document["lost"] and plan.part[1] == 1:  # another part may have chosen the same kernel
-            supply.keep({symbol_of(result["ours"]) for result in document["results"] if result.get("ours")})
+            source.keep({symbol_of(result["ours"]) for result in document["results"] if result.get("ours")})
         document["session"] = recorder.session
     document["seconds"] = round(time.perf_counter() - began, 1)
     return document
@@ -246,13 +246,13 @@ def _order(kernels: Sequence[Kernel]) -> Callable[[str], Any]:
 
 
 def _selected(
-    supply: CandidateSource, sessions: Sequence[Session], device: Device, works: Sequence[Work]
+    source: CandidateSource, sessions: Sequence[Session], device: Device, works: Sequence[Work]
 ) -> dict[str, str]:
     """Return the kernels that the library selects so far, by problem, and make them candidates. Empty if there is none."""
-    selector = Selector(DispatchTable.of(supply.records, sessions), Target.of(device))
+    selector = Selector(DispatchTable.of(source.records, sessions), Target.of(device))
     found = {work.key: choice.symbol if (choice := selector.find(query_of(work))) else "" for work in works}
     for work in works:
-        supply.ranking.require(work, found[work.key])
+        source.ranking.require(work, found[work.key])
     return found
 
 
@@ -264,22 +264,22 @@ def _remaining(plan: TunePlan, own_sessions: Sequence[Session]) -> list[Work]:
     return [work for work in part if problem_of(work) not in done]
 
 
-def _learn(supply: CandidateSource, sessions: Sequence[Session], device: Device) -> None:
+def _learn(source: CandidateSource, sessions: Sequence[Session], device: Device) -> None:
     """Pass the results of earlier sessions on devices like this one to the ranking."""
     here = (device.capability[0] * 10 + device.capability[1], device.sms)
     problems: dict[tuple[int, ...], MeasuredProblem] = {}
     for session in sessions:
         for result in session.results:
             problems[(result.problem.kind.code, *result.problem.extents)] = result.problem
-    for place, found in best_known(sessions, supply.keys).items():
+    for place, found in best_known(sessions, source.keys).items():
         if place[:2] == here:
-            supply.ranking.learn(problems[place[2:]], found.times_us, found.order, found.options)
+            source.ranking.learn(problems[place[2:]], found.times_us, found.order, found.options)
 
 
-def _learn_result(supply: CandidateSource, work: Work, result: dict[str, Any]) -> None:
+def _learn_result(source: CandidateSource, work: Work, result: dict[str, Any]) -> None:
     if result.get("ours") and result["ours"] not in result["refused"]:
         times = {symbol_of(name): time for name, time in times_of(result).items()}
-        supply.ranking.learn(
+        source.ranking.learn(
             problem_of(work),
             {symbol: time.time_us for symbol, time in times.items()},
             [symbol for symbol, time in times.items() if time.rounds],
@@ -363,7 +363,7 @@ def _read(stream: IO[str], answers: list[str], at: int) -> None:
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-MakeSupply = Callable[[TunePlan, Target], CandidateSource]
+MakeSource = Callable[[TunePlan, Target], CandidateSource]
 
 _OPTIONS = (
     number_option("--candidates", click.IntRange(1), TunePlan.candidates, "Number of kernels to try for each problem."),
@@ -392,7 +392,7 @@ def tune_options(function: Function) -> Function:
     return problem_options(function)
 
 
-def tune_library(library: Path, make_supply: MakeSupply, options: dict[str, Any]) -> int:
+def tune_library(library: Path, make_source: MakeSource, options: dict[str, Any]) -> int:
     """Run the tuning, print the results, and return the exit status: 1 if a problem was not tuned."""
     plan = plan_of(library, options)
     if options["gpus"] > 1 and options["junit"]:
@@ -401,7 +401,7 @@ def tune_library(library: Path, make_supply: MakeSupply, options: dict[str, Any]
     if options["gpus"] > 1:
         return run_on_gpus(options["gpus"], plan.seed, options["as_json"])
     device = open_device()
-    document = run(plan, make_supply(plan, Target.of(device)), device, lambda text: click.echo(text, err=True))
+    document = run(plan, make_source(plan, Target.of(device)), device, lambda text: click.echo(text, err=True))
     results = document["results"]
     tuned = len({Work(**result["work"]).key for result in results})
     if options["junit"]:
