@@ -132,10 +132,6 @@ def ordinal_of(pointer: Address) -> int:
     return int(checked(driver().cuPointerGetAttribute(attribute, pointer), f"find the device of address {pointer:#x}"))
 
 
-LARGE_CLUSTER = 8
-"""CTAs of a cluster that takes half a GPC."""
-
-
 @dataclass(frozen=True)
 class Function:
     """A kernel that is loaded on a device. `resident_ctas` of it fit on the whole device, in whole clusters."""
@@ -143,16 +139,6 @@ class Function:
     handle: Any
     traits: LaunchTraits
     resident_ctas: int
-
-    def starts_early(self, grid_x: int) -> bool:
-        """Return whether a launch should start before the previous one has ended (programmatic dependent launch).
-
-        The launch first takes the places that the previous one left. If both have the same grid, of more than half of the places,
-        the CTAs of the second one are spread unevenly over the GPCs. Those of a GPC share its bandwidth, so they are slower. Large
-        clusters never spread evenly. Source: benchmarks/data/overlap_h100.json and docs/performance-notes.md.
-        """
-        uneven = self.resident_ctas < 2 * grid_x and 5 * grid_x < 4 * self.resident_ctas
-        return self.traits.programmatic and not (uneven and self.traits.cluster[0] < LARGE_CLUSTER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,16 +277,18 @@ class Device:
         parameters: Sequence[bytes],
         stream: int,
         counters: tuple[Address, int] = (0, 0),
+        early: bool = False,
     ) -> Callable[[], None]:
         """Return a function that launches on a stream without waiting. CUDA graphs can capture it.
 
         Fields: `parameters` are the kernel's arguments, passed by value; `counters` is an address and a number of bytes
-            that are zeroed before each launch; stream 0 is the legacy default stream.
+            that are zeroed before each launch; stream 0 is the legacy default stream; `early` launches start before the
+            previous one has ended (hgemm.launch.starts_early), unless they zero counters.
         """
         traits = function.traits
         pointers = (ctypes.c_char_p * len(parameters))(*parameters)  # keeps the parameters alive
         # A launch that zeroes its counters by a memset must wait for the memset.
-        early = function.starts_early(grid_x) and not counters[1]
+        early = early and not counters[1]
         config = self.config(traits, grid_x, stream, early)
 
         def launch() -> None:

@@ -29,6 +29,7 @@ from hgemm.launch import (
     map_descriptions,
     matrices,
     parameter,
+    starts_early,
     tensor_maps,
     with_launch_options,
     workspace_bytes,
@@ -132,7 +133,8 @@ class Kernel:
         parameters = [parameter(self.traits, problem)]
         if self.traits.tensor_maps:
             parameters.append(tensor_maps(self.traits, problem, device))
-        return open_device(device).bind(function, grid, parameters, stream_handle(stream), (problem.workspace, counted))
+        counters, early = (problem.workspace, counted), starts_early(self.traits, problem, function.resident_ctas)
+        return open_device(device).bind(function, grid, parameters, stream_handle(stream), counters, early)
 
     def with_launch_options(self, problem: Problem, device: int = 0, workspace_size: int | None = None) -> Problem:
         """Return the problem with the options that a launch on this device takes, if the kernel leaves any open."""
@@ -447,7 +449,7 @@ class Launcher:
         self._handle, self._context = self._function.handle, self._device.context
         self._current_context, self._launch_kernel = bindings.cuCtxGetCurrent, bindings.cuLaunchKernelEx
         # A launch that zeroes its counters by a memset must wait for the memset.
-        self._early = self._function.starts_early(self._grid) and not self._zeroed_bytes
+        self._early = starts_early(traits, problem, self._function.resident_ctas) and not self._zeroed_bytes
         self._capture_status = bindings.cuStreamIsCapturing
 
     def launch(self, addresses: Addresses, stream: int) -> None:

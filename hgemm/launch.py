@@ -339,6 +339,45 @@ def grid_x(
     return min(work, resident) if traits.persistent else work
 
 
+LARGE_CLUSTER = 8
+"""CTAs of a cluster that takes half a GPC."""
+LONG_K = 4096
+LARGE_TILE = 128 * 256
+
+
+def starts_early(traits: LaunchTraits, problem: Problem, resident_ctas: int) -> bool:
+    """Return whether a launch should start before the previous one has ended (programmatic dependent launch).
+
+    CTAs of such a launch take SMs in the order in which the previous launch leaves them. So they share the bandwidth of the
+    GPCs in another way than on an idle GPU. Two kinds of launches lose more by that than they gain:
+
+    - The grid takes more than half of the places, but not most of them. Its CTAs are spread unevenly over the GPCs. Large
+      clusters never spread evenly.
+    - The order of tiles suits the GPCs of an idle GPU (hgemm.dispatch_table.GPCS), and reads from L2 take most of the time.
+
+    The exported C library has the same rule (templates/capi/src/launch.c). Source: docs/performance-notes.md, "Programmatic
+    overlap".
+    """
+    launched, options = (problem.m, problem.n, problem.batch), problem.options
+    grid = grid_x(traits, *launched, resident_ctas, options)
+    uneven = resident_ctas < 2 * grid and 5 * grid < 4 * resident_ctas and traits.cluster[0] < LARGE_CLUSTER
+    one_wave = ctas(traits, *launched, options) <= resident_ctas
+    return traits.programmatic and not (uneven or (one_wave and _reads_by_gpc(traits, problem)))
+
+
+def _reads_by_gpc(traits: LaunchTraits, problem: Problem) -> bool:
+    """Return whether the launch is long and has pairs of small tiles, in several rows and columns of pairs."""
+    rows, columns = traits.cluster_shape
+    return (
+        rows * columns == traits.cluster[0] == 2
+        and problem.batch == 1
+        and problem.m > rows * traits.tile_m
+        and problem.n > columns * traits.tile_n
+        and problem.k >= LONG_K * splits_of(traits, options=problem.options)
+        and traits.tile_m * traits.tile_n < LARGE_TILE
+    )
+
+
 def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, options: LaunchOptions | None = None) -> int:
     """Return the workspace of a launch, 0 for most kernels. Only one launch at a time may use a workspace.
 

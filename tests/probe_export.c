@@ -123,7 +123,15 @@ static int workspaces(void) {
     else if (strcmp(word, "after") == 0) after((int)number);
     else if (strcmp(word, "join") == 0) join();
     else if (strcmp(word, "run") == 0) status = hgemm_run(handle, &p, stream);
-    else if (strcmp(word, "select") == 0) status = hgemm_select(handle, &p, &choice);
+    else if (strcmp(word, "m") == 0) p.m = number;
+    else if (strcmp(word, "n") == 0) p.n = p.ldd = number;
+    else if (strcmp(word, "k") == 0) p.k = number;
+    else if (strcmp(word, "batch") == 0) p.batch = number, p.batch_stride_d = p.m * p.n;
+    else if (strcmp(word, "layout") == 0) {
+      p.layout = (hgemm_layout)number;
+      p.lda = p.layout == HGEMM_TN || p.layout == HGEMM_TT ? p.k : p.m;
+      p.ldb = p.layout == HGEMM_TN || p.layout == HGEMM_NN ? p.k : p.n;
+    } else if (strcmp(word, "select") == 0) status = hgemm_select(handle, &p, &choice);
     else if (strcmp(word, "prepare") == 0) status = hgemm_prepare(handle, &p);
     else if (strcmp(word, "limit") == 0) p.workspace_bytes = (uint64_t)number;
     else if (strcmp(word, "pass") == 0) p.workspace = (void *)number;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -24,10 +25,11 @@ from generator.export.c_library import ExportOptions, check_name, export, rename
 from generator.export.c_sources import MAX_LISTED_ROW
 from generator.store.library import Library
 from generator.sweep import sweep
-from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, counter_bytes, grid_x
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, counter_bytes, grid_x, starts_early
 from hgemm.launch_traits import LaunchTraits
+from hgemm.library import Library as OpenLibrary
 from hgemm.library import open_library
-from hgemm.problem import Kind, LaunchOptions, Problem
+from hgemm.problem import LAYOUTS, Kind, LaunchOptions, Problem
 from hgemm.record import dump
 from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target
@@ -193,6 +195,7 @@ import sys
 from pathlib import Path
 from exports import ByC, loaded
 from hgemm.launch_traits import LaunchTraits
+from hgemm.library import Library as OpenLibrary
 from hgemm.library import open_library
 from hgemm.problem import Problem
 
@@ -443,6 +446,45 @@ def test_a_launch_begins_early_unless_it_would_be_spread_unevenly(told: Callable
         assert made.programmatic == [not sms / 2 < ctas < sms * 4 / 5], (sms, ctas)
         seen.add((made.programmatic[0], ctas * 2 > sms))
     assert seen == {(0, True), (1, True), (1, False)}, "each part of the rule was asked for"
+
+
+CLUSTERS = {"tn": "1x2", "nn": "2x1", "nt": "1x4", "tt": "2x4"}
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> tuple[OpenLibrary, Path]:
+    """A library with clusters of another shape for each layout, and the probe of its export."""
+    folder = tmp_path_factory.mktemp("clusters")
+    texts = {**AT_LAUNCH, "arch": "sm_90a", "tile": "128x64x64", "acc": "f32", "out": "f16"}
+    asked = [{**texts, "layout": layout, "cluster": cluster} for layout, cluster in CLUSTERS.items()]
+    kernels = [emit(plan, templates_folder()) for plan in sweep(asked).plans]
+    exported = export_paper(paper_library(folder / "library", kernels), folder / "export")
+    program = built(ROOT / "tests" / "probe_export.c", folder / "probe", exported, "-std=gnu11", "-O1")
+    return open_library(folder / "library"), program
+
+
+def test_launches_begin_early_where_those_of_python_do(
+    clusters: tuple[OpenLibrary, Path], cuda: dict[str, str], tmp_path: Path
+) -> None:
+    """Pairs of CTAs in one wave, with a long k, wait, unless D has one row or column of them."""
+    library, program = clusters
+    cases = [*itertools.product((128, 1024, 4096), (128, 1024), (64, 4096, 16384), (1, 2), CLUSTERS)]
+    texts = (f"m={m} n={n} k={k} batch={b} layout={LAYOUTS.index(layout)} run" for m, n, k, b, layout in cases)
+    log = tmp_path / "log"
+    env = {**os.environ, **cuda, "FAKE_LAZY": "1", "FAKE_LOG": str(log)}
+    subprocess.run([program, "workspaces"], input=" ".join(texts), env=env, text=True, timeout=60, check=True)
+    launches = [line.split() for line in log.read_text().splitlines() if line.startswith("launch")]
+    early = set()
+    for words, (m, n, k, batch, layout) in zip(launches, cases, strict=True):
+        traits, options = library.kernel(words[1]).traits, LaunchOptions(int(words[16]), int(words[17]))
+        assert traits.layout == layout
+        resident = 132 // 2 * traits.cluster[0]  # of the driver without a GPU
+        assert int(words[3]) == grid_x(traits, m, n, batch, resident, options)
+        expected = starts_early(traits, Problem(m, n, k, batch, options=options), resident)
+        assert int(words[21]) == expected, (m, n, k, batch, layout)
+        early.add((layout, expected))
+    assert early >= {*itertools.product(("tn", "nn"), (False, True)), ("nt", True), ("tt", True)}
+    assert ("tt", False) not in early, "large clusters always begin early"
 
 
 def test_a_capture_without_a_workspace_is_told_what_to_do(told: Callable[..., Told]) -> None:

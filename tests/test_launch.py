@@ -21,18 +21,20 @@ import hgemm.device
 import hgemm.kernel
 from hgemm import DeviceError, Kernel, Problem, ProblemError
 from hgemm.cases import Case, Shape
-from hgemm.device import Function, Image, choose_code, cubin_runs, open_device, ptx_runs
+from hgemm.device import Image, choose_code, cubin_runs, open_device, ptx_runs
 from hgemm.dtypes import decode, encode
 from hgemm.errors import LibraryError, UnsupportedError
 from hgemm.kernel import Launcher
 from hgemm.launch import (
     COUNTER_BYTES,
+    LONG_K,
     WORKSPACE_COUNTERS,
     _encode,
     check,
     counter_bytes,
     ctas,
     grid_x,
+    starts_early,
     with_launch_options,
     workspace_bytes,
 )
@@ -354,7 +356,47 @@ def test_a_launch_begins_early_unless_it_would_be_spread_unevenly(
 def test_launches_of_large_clusters_begin_early_with_any_grid(shape: tuple[int, int], early: bool) -> None:
     made = record_of_maps(shape)
     made["launch"] = {**made["launch"], "programmatic": True}
-    assert Function("function", LaunchTraits.of(made), 120).starts_early(64) == early
+    traits = LaunchTraits.of(made)
+    assert grid_x(traits, 256, 384, 1, 120) == 64
+    assert starts_early(traits, Problem(256, 384, 64), 120) == early
+
+
+@pytest.mark.parametrize(
+    ("shape", "resident", "m", "n", "k", "batch", "early"),
+    [
+        ((2, 1), 64, 256, 384, LONG_K, 1, False),
+        ((2, 1), 64, 256, 384, LONG_K - 1, 1, True),
+        ((2, 1), 62, 256, 384, LONG_K, 1, True),  # two waves
+        ((2, 1), 64, 64, 32 * 48, LONG_K, 1, True),  # one row of clusters
+        ((2, 1), 64, 64 * 32, 48, LONG_K, 1, True),  # one column of clusters
+        ((2, 1), 64, 128, 384, LONG_K, 2, True),
+        ((1, 2), 64, 256, 384, LONG_K, 1, False),
+        ((2, 2), 64, 256, 384, LONG_K, 1, True),
+        ((1, 1), 64, 256, 384, LONG_K, 1, True),
+        ((2, 4), 64, 256, 384, LONG_K, 1, True),
+    ],
+)
+def test_pairs_of_ctas_with_a_long_k_wait_in_one_wave(
+    shape: tuple[int, int], resident: int, m: int, n: int, k: int, batch: int, early: bool
+) -> None:
+    made = record_of_maps(shape)
+    traits = LaunchTraits.of({**made, "launch": {**made["launch"], "programmatic": True}})
+    assert starts_early(traits, Problem(m, n, k, batch), resident) == early
+    assert not starts_early(LaunchTraits.of(made), Problem(m, n, k, batch), resident)
+
+
+def test_pairs_of_large_tiles_begin_early() -> None:
+    made = record_of_maps((2, 1))
+    traits = replace(LaunchTraits.of({**made, "launch": {**made["launch"], "programmatic": True}}), tile_m=128)
+    early = [starts_early(replace(traits, tile_n=n), Problem(512, 1024, LONG_K), 132) for n in (248, 256)]
+    assert early == [False, True]
+
+
+def test_k_counts_for_each_split() -> None:
+    made = record_of_maps((2, 1), rule="launch")
+    traits = LaunchTraits.of({**made, "launch": {**made["launch"], "programmatic": True}})
+    problems = (Problem(128, 192, 2 * LONG_K, options=LaunchOptions(splits)) for splits in (1, 2, 3))
+    assert [starts_early(traits, problem, 128) for problem in problems] == [False, False, True]
 
 
 @pytest.mark.parametrize("repeated", [False, True])

@@ -21,7 +21,8 @@ import hgemm.torch as hgemm_torch  # noqa: E402
 import hgemm.torch.operator as operator  # noqa: E402
 from hgemm import Library, ProblemError  # noqa: E402
 from hgemm.errors import DeviceError, UnsupportedError  # noqa: E402
-from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS  # noqa: E402
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, starts_early  # noqa: E402
+from hgemm.problem import Problem  # noqa: E402
 from hgemm.torch import native  # noqa: E402
 
 
@@ -260,7 +261,7 @@ def test_launches_are_those_of_python(launching: NativeDriver, library: Library)
             if plan.traits.tensor_maps:
                 used = {rule.operand for rule in plan.traits.tensor_maps}
                 assert [address > 0 for address in launching.maps[-1]] == [name in used for name in "abd"]
-            early = plan.prepare().starts_early(native_launch.grid_x)
+            early = starts_early(plan.traits, Problem(m, n, k), plan.prepare().resident_ctas)
             assert (launching.attributes[-1][:1] == b"\x06") == early
     assert not launching.contexts, "each context that was entered was left"
 

@@ -5,6 +5,8 @@
 #include "handle.h"
 
 #define LARGE_CLUSTER 8 /* CTAs of a cluster that takes half a GPC */
+#define LONG_K 4096
+#define LARGE_TILE (128 * 256)
 
 /* ---- Kernel parameters ------------------------------------------------------------------------------------------------- */
 
@@ -224,19 +226,33 @@ static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *r
   return hgemm_load(handle, selected->row);
 }
 
+/* Returns how many CTAs have work. */
+static uint32_t ctas(hgemm_selected const *selected) {
+  return selected->whole_tiles + (uint32_t)(shared_tiles(selected) * selected->splits);
+}
+
 /* Returns the grid. Stream-K distributes any number of tiles. */
 static uint32_t grid_of(hgemm_row const *row, hgemm_selected const *selected, uint32_t resident_ctas) {
-  uint32_t const work = selected->whole_tiles + (uint32_t)(shared_tiles(selected) * selected->splits);
+  uint32_t const work = ctas(selected);
   uint32_t const resident = resident_ctas > row->cluster_ctas ? resident_ctas : row->cluster_ctas;
   if (row->max_ctas > 0) return resident < row->max_ctas ? resident : row->max_ctas;
   return row->persistent && work > resident ? resident : work;
 }
 
-/* Returns whether a launch should start before the previous one has ended, if its kernel is programmatic. With more than half of
- * the places, but not most of them, its CTAs would be spread unevenly over the GPCs, unless its clusters are large. As
- * Function.starts_early of device.py. */
-static int starts_early(hgemm_row const *row, uint64_t grid, uint64_t resident_ctas) {
-  return grid * 2 <= resident_ctas || grid * 5 >= resident_ctas * 4 || row->cluster_ctas >= LARGE_CLUSTER;
+/* Returns whether the launch is long and has pairs of small tiles, in several rows and columns of pairs. */
+static int reads_by_gpc(hgemm_row const *row, hgemm_problem const *problem, uint32_t splits) {
+  uint32_t const rows = row->cluster_m, columns = row->cluster_n;
+  return rows * columns == 2 && row->cluster_ctas == 2 && problem->batch == 1 && problem->m > (int64_t)rows * row->tile_m &&
+         problem->n > (int64_t)columns * row->tile_n && problem->k >= (int64_t)LONG_K * splits &&
+         row->tile_m * row->tile_n < LARGE_TILE;
+}
+
+/* Returns whether a launch should start before the previous one has ended, if its kernel is programmatic. starts_early in
+ * hgemm/launch.py says why. */
+static int starts_early(hgemm_row const *row, hgemm_problem const *problem, hgemm_selected const *selected, uint64_t grid,
+                        uint64_t resident_ctas) {
+  int const uneven = resident_ctas < grid * 2 && grid * 5 < resident_ctas * 4 && row->cluster_ctas < LARGE_CLUSTER;
+  return !uneven && !(ctas(selected) <= resident_ctas && reads_by_gpc(row, problem, selected->splits));
 }
 
 /* Returns whether the next launch on a stream should be programmatic, if its kernel is. Outside captures, the previous work is
@@ -274,7 +290,8 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
   size_t const counter_bytes = zeroed ? 0 : (size_t)counters;
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
   uint32_t const grid = grid_of(row, selected, kernel->resident_ctas);
-  int const early = row->programmatic && counter_bytes == 0 && starts_early(row, grid, kernel->resident_ctas);
+  int const early = row->programmatic && counter_bytes == 0 &&
+                    starts_early(row, &request->problem, selected, grid, kernel->resident_ctas);
   hgemm_launch_config const config = {
       grid, 1, 1, row->threads, 1, 1, row->smem_bytes, stream, &programmatic, early && overlap_pays(handle, stream)};
   Parameter parameter;
