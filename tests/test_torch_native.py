@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 from computing_driver import ComputingDriver  # noqa: E402
-from fake_driver import MEMSET  # noqa: E402
+from fake_driver import MEMSET, unpack  # noqa: E402
 from native_driver import NativeDriver, build_operator, library_on, operator_on  # noqa: E402
 from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
 from test_torch import CASES, tensors, whole  # noqa: E402
@@ -22,7 +22,6 @@ import hgemm.torch.operator as operator  # noqa: E402
 from hgemm import Library, ProblemError  # noqa: E402
 from hgemm.errors import DeviceError, UnsupportedError  # noqa: E402
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, starts_early  # noqa: E402
-from hgemm.problem import Problem  # noqa: E402
 from hgemm.torch import native  # noqa: E402
 
 
@@ -261,7 +260,7 @@ def test_launches_are_those_of_python(launching: NativeDriver, library: Library)
             if plan.traits.tensor_maps:
                 used = {rule.operand for rule in plan.traits.tensor_maps}
                 assert [address > 0 for address in launching.maps[-1]] == [name in used for name in "abd"]
-            early = starts_early(plan.traits, Problem(m, n, k), plan.prepare().resident_ctas)
+            early = starts_early(plan.traits, unpack(launching.problems[-1]), plan.prepare().resident_ctas)
             assert (launching.attributes[-1][:1] == b"\x06") == early
     assert not launching.contexts, "each context that was entered was left"
 
