@@ -56,7 +56,7 @@ def test_drawn_problems_are_distinct_and_fit(seed: int) -> None:
     assert [work.extents for work in problems(12, seed)] == [work.extents for work in drawn]
 
 
-@pytest.mark.parametrize("seed", [12780577, 10581779])
+@pytest.mark.parametrize("seed", [12780577, 10581779, 1795903823, 1795903548])
 def test_published_problems_are_drawn_from_their_seed(seed: int) -> None:
     published = json.loads(OUT_OF_BOX.read_text(encoding="utf-8"))["devices"]
     (shapes,) = ([row[:3] for row in one["problems"]] for one in published if one["seed"] == seed)
