@@ -198,12 +198,17 @@ def _common_fix(plan: Plan, changes: Sequence[Change], request: Request) -> Chan
 
 
 def _as_asked(change: Change, request: Request, left: Set[str]) -> Change:
-    """Return the part of a change that the request sets, if no rules but those `left` are violated once the rest is planned."""
+    """Return a field of a change, or all its fields that the request sets, if only the rules `left` are violated after planning.
+
+    {} if other rules are.
+    """
     asked = {name: text for name, text in change.items() if name in request}
-    if not asked:
-        return {}
-    after = plan_of(resolve({**request, **{name: parse_field(name, text) for name, text in asked.items()}}))
-    return asked if broken_rules(after).keys() <= left else {}
+    alone = [{name: text} for name, text in asked.items()] if len(asked) > 1 else []
+    for part in (*alone, *[asked] * bool(asked)):
+        after = plan_of(resolve({**request, **{name: parse_field(name, text) for name, text in part.items()}}))
+        if broken_rules(after).keys() <= left:
+            return part
+    return {}
 
 
 def apply(plan: Plan, change: Change) -> Plan:

@@ -490,6 +490,31 @@ def test_a_fix_mends_its_rule_breaks_no_other_and_leads_to_a_legal_spec(request_
         assert steps <= len(rules_of(now))
 
 
+ILLEGAL_WITH_EXPRESSION = [
+    # request, and the fields that the fix changes
+    ("sm_80 tile=64x64x32 copy=ldg epilogue=(acc,row_sum(acc))", {"copy"}),
+    ("sm_80 tile=8x64x1024 copy=ldg epilogue=(acc,row_sum(acc))", {"copy", "cta_tile"}),
+    ("sm_90a tile=128x128x64 copy=ldg epilogue=(acc,row_sum(acc))", {"copy"}),
+    ("sm_90a tile=16x64x512 copy=ldg epilogue=(acc,column_max(acc))", {"copy", "cta_tile"}),
+    ("sm_90a tile=128x128x64 align=1 mma=wgmma epilogue=silu(gate)*up", {"mma"}),
+    ("sm_80 mma=wgmma epilogue=relu(acc)", {"arch"}),
+    ("sm_80 copy=tma mma=m16n8k16 epilogue=relu(acc)", {"copy"}),
+    ("sm_80 form=dsl epilogue=relu(acc)", {"form"}),
+    ("sm_80 form=dsl bias=row epilogue=relu(acc)", {"form", "bias"}),
+]
+
+
+@pytest.mark.parametrize(("text", "fields"), ILLEGAL_WITH_EXPRESSION, ids=[row[0] for row in ILLEGAL_WITH_EXPRESSION])
+def test_a_fix_keeps_the_formula_and_changes_one_field_if_that_suffices(text: str, fields: set[str]) -> None:
+    arch, *others = text.split()
+    asked = {"arch": arch, **dict(word.split("=") for word in others)}
+    (candidate,) = sweep([asked]).candidates
+    changes = [violation.change for violation in candidate.broken]
+    assert changes and all(change.keys() == fields for change in changes)
+    fixed = {name: parse_field(name, value) for name, value in changes[0].items()}
+    assert violations(plan_of(resolve({**candidate.request, **fixed}))) == ()
+
+
 def test_a_tile_of_nothing_has_a_fix_though_any_other_breaks_two_rules_at_once() -> None:
     """Of 8 stages of 32 KiB in static shared memory the next tile has too much by either rule, and one of 0 bytes by none."""
     text = (

@@ -223,7 +223,7 @@ def off_16_bytes(plan: Plan, what: str) -> str | None:
 def expression_alone(plan: Plan) -> list[Change]:
     """Only the expression."""
     alone = {"beta": "off", "bias": "none", "activation": "none"}
-    return [alone, {"form": "atoms"}, {**alone, "form": "atoms"}, {"epilogue": "none"}]
+    return [alone, {"form": "atoms"}, {**alone, "form": "atoms"}]
 
 
 def for_pairs(plan: Plan) -> Iterator[Change]:
@@ -238,9 +238,9 @@ def for_pairs(plan: Plan) -> Iterator[Change]:
 
 
 def for_further_results(plan: Plan) -> Iterator[Change]:
-    """Form atoms, and for reductions whole tiles, copies to shared memory, D from registers, and operands that are not swapped."""
+    """Form atoms, and for reductions whole tiles, D from registers, and operands that are not swapped."""
     changes: list[Change] = [{"form": "atoms"}, {"swap_ab": "off"}, {"store": "direct"}]
-    changes += [{"schedule": kind} for kind in WHOLE_TILES] + [{"copy": "cp_async", "cta_tile": "64x64x64"}]
+    changes += [{"schedule": kind} for kind in WHOLE_TILES]
     yield from changes
     yield from ({**one, **other} for one, other in itertools.combinations(changes, 2) if not one.keys() & other.keys())
 

@@ -265,7 +265,7 @@ def _placement(tile: OperandTile, plan: MmaSyncPlan) -> Smem:
 # ==== A fix for other families: the same problem on mma.sync ====
 
 _PROBLEM_FIELDS = (
-    "arch dtype_a dtype_b acc dtype_d layout beta bias activation align_a align_b align_d schedule".split()
+    "arch dtype_a dtype_b acc dtype_d layout beta bias activation epilogue align_a align_b align_d schedule".split()
 )
 _KEPT = (("form", "cta_tile", "raster"), ("form",), ())
 """Further fields to keep, tried in this order."""

@@ -119,7 +119,7 @@ rule(common.aligned_to_16_bytes)(common.alignment_of_operands)
 rule(common.d_aligned_to_16_bytes)(common.alignment_of_d)
 rule(common.expression_alone)(common.expression)
 rule(common.for_pairs)(common.gated_pair)
-rule(common.for_further_results)(common.further_results)
+rule(lambda plan: [{"form": "atoms"}, *on_cp_async(plan)])(common.further_results)
 rule(common.as_fixed)(common.fixed_fields)
 
 
