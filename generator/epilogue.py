@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,22 @@ def _offered(module: Any) -> str:
     """Return a hint with the functions that a module defines itself."""
     own = [name for name, one in vars(module).items() if inspect.isfunction(one) and one.__module__ == module.__name__]
     return f"; its functions are {', '.join(own[:8])}{', ...' * (len(own) > 8)}" if own else ""
+
+
+# ==== For people ====
+
+_HASH = "epilogue_hash"
+
+
+def shown(text: str) -> dict[str, str]:
+    """Return the expression of a spec as people write it, and its hash; {} without an expression."""
+    found = expression_of(text)
+    return {"epilogue": str(found), _HASH: found.hash} if found else {}
+
+
+def required_columns(differing: Collection[str]) -> list[str]:
+    """Return the columns that a table of kernels needs if these fields differ. A formula may not fit a line, but its hash does."""
+    return [_HASH] if "epilogue" in differing else []
 
 
 # ==== To C++ ====

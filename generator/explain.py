@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from generator import epilogue
 from generator.arch import ARCHS
 from generator.build.inspect import occupancy
 from generator.errors import RequestError
@@ -124,7 +125,8 @@ def explanations_text(explanations: Sequence[dict[str, Any]], width: int) -> tup
     names = differing({name: {one["spec"][name] for one in explanations} for name in explanations[0]["spec"]})
     rows = [_compared(one) for one in explanations]
     known = [name for name in _COMPARED if any(row[name] is not None for row in rows)]
-    table = fitted(rows, ["legal"], [*known, *names], width)
+    computed = [name for name in names if name == "epilogue"]
+    table = fitted(rows, ["legal", *epilogue.required_columns(names)], [*computed, *known, *names], width)
     broken = "".join(
         f"{one['symbol']} is illegal:\n" + "".join(f"{line}\n" for line in _broken_lines(one))
         for one in explanations
@@ -138,7 +140,12 @@ def _compared(explanation: dict[str, Any]) -> dict[str, Any]:
     model = explanation["model"] or {}
     numbers = {**explanation["plan"], **model, **(model.get("problem") or {})}
     found = {name: numbers.get(name) for name in _COMPARED}
-    return {**explanation["spec"], **found, "legal": explanation["legal"], "symbol": explanation["symbol"]}
+    return {**_shown(explanation["spec"]), **found, "legal": explanation["legal"], "symbol": explanation["symbol"]}
+
+
+def _shown(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a spec with the formula of its epilogue, and the hash of the expression, if any, at the end."""
+    return {**spec, **epilogue.shown(spec["epilogue"])}
 
 
 def _broken_lines(explanation: dict[str, Any]) -> list[str]:
@@ -151,7 +158,7 @@ def explanation_text(explanation: dict[str, Any]) -> str:
     lines = [explanation["symbol"], f"  alias {explanation['alias']}", "  spec, * is planned"]
     lines += [
         f"  {'*' if name in planned else ' '} {name:<{_WIDTH}}{_on_off(value)}"
-        for name, value in explanation["spec"].items()
+        for name, value in _shown(explanation["spec"]).items()
     ]
     lines += ["  plan", *(f"    {name:<{_WIDTH}}{cell(value)}" for name, value in explanation["plan"].items())]
     if explanation["legal"]:

@@ -28,6 +28,7 @@ from generator.cli.main import VERBS, generate_command, hgemm_command, main
 from generator.cli.output import planning, progress, scratch_library
 from generator.spec import SPEC_OPTIONS
 from generator.store.library import Library
+from hgemm.epilogue_language import epilogue_of
 from hgemm.errors import LibraryError
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
@@ -94,6 +95,23 @@ def test_dry_run_builds_nothing_and_says_what_is_there(capsys, small_library: Li
     assert first.startswith("cached ") and second.startswith("to build  pad:8 ")
     status, out, _ = generate(capsys, *arguments, "--json", "--library", tmp_path / "none")
     assert [row["status"] for row in json.loads(out)] == ["to build"] * 2 and not (tmp_path / "none").exists()
+
+
+def test_kernels_that_differ_in_their_formula_are_told_apart(capsys, tmp_path: Path) -> None:
+    """By a hash if the formula is too long. People read formulas; JSON has the text of the spec."""
+    long = "gelu(alpha * acc + bias) * 2 + minimum(acc, 3) * minimum(acc, 4) + relu(acc - 1)"
+    expected = {text: epilogue_of(text) for text in ("relu(acc)", "-acc", long)}
+    words = [*ARGUMENTS, "--layout", "tn", "--epilogue"]
+    for texts in (["relu(acc)", "-acc", "none"], ["relu(acc)", long]):
+        for mode in ("--dry-run", "--explain"):
+            _, out, _ = generate(capsys, *words, ",".join(texts), mode, "--library", tmp_path)
+            header, *rows = (line.split() for line in out.splitlines())
+            assert header[1] == "epilogue_hash" and "{" not in out and (long in texts or "relu(acc)" in out)
+            assert all(expected[text].hash in row for text, row in zip(texts, rows) if text != "none")
+    _, out, _ = generate(capsys, *words, long, "--explain")
+    assert str(expected[long]) in out and expected[long].hash in out and "{" not in out
+    _, out, _ = generate(capsys, *words, long, "--explain", "--json")
+    assert json.loads(out)[0]["spec"]["epilogue"] == expected[long].text
 
 
 def test_a_dry_run_of_recipes_says_which_step_is_which(capsys) -> None:

@@ -209,7 +209,8 @@ def _print_table(
     """
     specs = [plan.spec.to_dict() for plan in plans]
     other = differing({name: {spec[name] for spec in specs} for name in BY_FIELD})
-    whole = [{**spec, **row} for spec, row in zip(specs, rows, strict=True)]
+    whole = [{**spec, **epilogue.shown(spec["epilogue"]), **row} for spec, row in zip(specs, rows, strict=True)]
+    required = [*required, *epilogue.required_columns(other)]
     table = fitted(whole, required, [*optional[:1], *other, *optional[1:]], line_width())
     click.echo(table.text, nl=False)
     listed = tuple(name for name in table.left_out if name != _SECONDS)

@@ -37,7 +37,7 @@ from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 
 DEFAULT_COLUMNS = "registers smem_bytes ctas_per_sm spilled warp_tile schedule copy occupancy".split()
 """Columns beside those that were filtered or sorted by. The symbol, which comes last, has the other usual fields."""
-_COMPUTED = ("bias", "activation", "beta")
+_COMPUTED = ("epilogue", "bias", "activation", "beta")
 """Fields that say what a kernel computes. If kernels differ in one, its column precedes the other ones."""
 _INSTRUCTION = "sass_"
 """The beginning of the fields that count an instruction of the machine code. A library has about 85 of them."""
@@ -141,6 +141,7 @@ def _present(rows: list[dict[str, Scalar]]) -> list[str]:
 def _print_table(rows: list[dict[str, Scalar]], required: list[str]) -> None:
     other = differing({name: {row.get(name) for row in rows} for name in BY_FIELD})
     computed = [name for name in _COMPUTED if name in other]
+    required = [*required, *epilogue.required_columns(other)]
     table = fitted(rows, required, ["registers", *computed, *other, *DEFAULT_COLUMNS], line_width())
     click.echo(table.text, nl=False)
     note = table.note("--columns NAMES shows them")
