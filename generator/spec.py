@@ -712,7 +712,8 @@ FIELDS = (
         epilogue.parse_field,
         EPILOGUE,
         "FORMULAS",
-        'D by a formula, "relu(alpha * acc + bias)", or by a Python function, FILE.py:FUNCTION. Replaces the three above.',
+        'Compute D by a formula, "relu(alpha * acc + bias)", or a function, FILE.py:FUNCTION. Types of inputs come first: '
+        '"residual: Matrix; acc + residual". Replaces --beta, --bias and --activation. Documentation: epilogue.md.',
         examples=("none",),
         meaning="Expression of D, in JSON; none if beta, bias and activation define D.",
     ),

@@ -76,14 +76,15 @@ def fused(
     beta: float = 0.0,
     batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Return the expression of a product as a new tensor, with gradients for a, b and all inputs that are tensors.
+    """Return a product with an epilogue as a new tensor, with gradients for a, b and all inputs that are tensors.
 
     If the expression has several results, return a tuple of tensors. A reduction is in f32: (m,) of rows, (n,) of columns.
 
-    `epilogue` is a Python function, a text, or a traced function, as for Library.matmul. The forward pass saves derivatives if the
-    library has, or builds, a kernel of `training_epilogue`. Otherwise, the backward pass computes the product again if a derivative
-    needs it, in one launch if the library has a kernel of `backward_epilogue`. It sums gradients of inputs in f32. Tensors among
-    the inputs are converted to the types that the expression has.
+    `epilogue` is a Python function, a text, or a traced function, as for Library.matmul. The forward pass of an
+    expression with one result saves derivatives if the library has, or builds, a kernel of `training_epilogue`. Otherwise, the
+    backward pass computes the product again if a derivative needs it, in one launch if the library has a kernel of
+    `backward_epilogue`. It sums gradients of inputs in f32. Tensors among the inputs are converted to the types that the
+    expression has.
 
     Shapes: as Library.matmul.
     Raises: ProblemError for inputs that the expression lacks, or that are missing, and as Library.matmul.
@@ -334,7 +335,7 @@ _DEFAULTS = {"alpha": 1.0, "beta": 0.0, "batch_invariant": False}
 
 @dataclass(frozen=True)
 class _Saving:
-    """An expression whose further results are the derivatives of D by its accumulators.
+    """An expression whose further results are the derivatives of D with respect to its accumulators.
 
     Fields: `places` are their numbers by accumulator, and by the inputs that have the same derivative, such as a bias.
     """
@@ -344,9 +345,10 @@ class _Saving:
 
 
 def training_epilogue(epilogue: Any) -> Epilogue:
-    """Return the expression whose kernels `fused` uses if gradients are recorded. It also returns the derivatives by the product.
+    """Return the expression of the kernels that `fused` uses if gradients are recorded.
 
-    The backward pass multiplies them by the gradient of D. Without such a kernel, it computes the product again.
+    Its further results are the derivatives of D with respect to the product. The backward pass multiplies them by the gradient
+    of D. Without such a kernel, it computes the product again.
 
     Raises: ProblemError if the derivatives do not depend on the product, or the expression has several results or too many inputs.
     """
