@@ -67,7 +67,7 @@ $(VENV)/.docs: $(INSTALLED)
 	@touch $@
 
 clean:  ## Remove the virtual environment, caches, and what was built; measurements stay
-	rm -rf $(VENV) $(VENV)-oldest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis examples/c/multiply
+	rm -rf $(VENV) $(VENV)-oldest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis examples/c/fused examples/c/multiply
 	rm -rf emitted/failed emitted/index.db* emitted/*/kernel.cubin emitted/*/kernel.ptx emitted/*/record.json
 	@[ ! -e .git ] || git clean -fdXq -e '!/emitted/measurements/' emitted  # kernels that are not shipped
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,7 +23,7 @@ def unmet_requirements(row: Row, query: SelectionQuery, target: Target) -> Itera
     """Yield each requirement of a kernel that a query does not meet, with the query's value."""
     q = query
     if row.align_a > q.align_a or row.align_b > q.align_b or row.align_d > q.align_d:
-        yield f"more alignment (A, B and D have {q.align_a}, {q.align_b} and {q.align_d} elements)"
+        yield f"more alignment (A, B and {q.align_d_of} have {q.align_a}, {q.align_b} and {q.align_d} elements)"
     if row.beta < q.beta:
         yield "beta 0"
     if row.smem_bytes > target.smem_bytes_per_cta:

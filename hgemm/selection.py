@@ -377,7 +377,16 @@ class Selector:
         unlimited = replace(query, workspace_bytes=ANY_WORKSPACE)
         fitting = [row for row in rows if row_supports(row, unlimited, self.target)]
         if not fitting:
-            return f"make one with `{self._expression_command(query)}`"
+            made = f"make one with `{self._expression_command(query)}`"
+            aligned = replace(unlimited, align_a=MAX_ALIGN, align_b=MAX_ALIGN, align_d=MAX_ALIGN)
+            if not any(row_supports(row, aligned, self.target) for row in rows):
+                return made
+            operands = {"A": query.align_a, "B": query.align_b, query.align_d_of: query.align_d}
+            loose = " and ".join(name for name, align in operands.items() if align < MAX_ALIGN)
+            places = (
+                "address, leading dimension and batch stride" if query.batch > 1 else "address and leading dimension"
+            )
+            return f"align the {places} of {loose} to {VECTOR_BYTES} bytes, or {made}"
         needed = min(row.workspace_bytes(query.m, query.n, query.batch) for row in fitting)
         return f"pass a workspace of {needed} B, or open the library with workspace_bytes={needed}"
 

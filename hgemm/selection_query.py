@@ -74,7 +74,8 @@ class SelectionQuery:
     Units: alignments are 1 to MAX_ALIGN elements. Each holds for the pointer, the leading dimension and the batch stride.
     Fields: `mappable` is whether TMA supports the strides. `straddling` counts the operands of A and B whose rows do not
         begin on L2 sectors. `expression` is the text of the kind's expression, if known: a kind has its hash only, which
-        suffices to select a kernel but not to build one. `batch_invariant` requires one accumulation order for all m and
+        suffices to select a kernel but not to build one. `align_d_of` is the operand that determines `align_d`: D, C, or a matrix
+        of the expression. `batch_invariant` requires one accumulation order for all m and
         batches. `cublas_order` prefers the order of cuBLASLt's unsplit kernels.
     """
 
@@ -93,6 +94,7 @@ class SelectionQuery:
     batch_invariant: bool = False
     cublas_order: bool = False
     expression: str = field(default=NONE, compare=False, repr=False)
+    align_d_of: str = field(default="D", compare=False, repr=False)
 
     @property
     def point(self) -> Point:
@@ -129,23 +131,26 @@ class SelectionQuery:
         align = {name: _align(getattr(p, name), size[name], leading[name] | strides[name]) for name in "abd"}
         if p.k == 0:
             align["a"] = align["b"] = MAX_ALIGN
+        results = {"D": align["d"]}
         if p.beta:
             ldc, stride = p.ldc if p.m > 1 else 0, p.batch_stride_c if p.batch > 1 else 0
-            align["d"] = min(align["d"], _align(p.c, size["d"], ldc | stride))
+            results["C"] = _align(p.c, size["d"], ldc | stride)
         named: tuple[Input | Output, ...] = (*epilogue.operands, *epilogue.outputs) if epilogue else ()
         for one, aux in zip(named, p.aux):
             if one.kind == "matrix":
-                align["d"] = min(align["d"], _align_of_input(aux, DTYPES[one.of(kind.dtype_d)].bytes, p))
+                results[one.name] = _align_of_input(aux, DTYPES[one.of(kind.dtype_d)].bytes, p)
+        least = min(results, key=results.__getitem__)
         widest = max(size[name] * max(leading[name], strides[name]) for name in "abd")
         return cls(
             kind,
             *(p.m, p.n, p.k, p.batch),
             bool(p.beta),
-            *(align["a"], align["b"], align["d"]),
+            *(align["a"], align["b"], results[least]),
             workspace_bytes,
             widest < MAX_MAP_STRIDE_BYTES,
             sum((getattr(p, name) | leading[name] * size[name]) % SECTOR_BYTES > 0 for name in "ab") if p.k else 0,
             expression=epilogue.text if epilogue else NONE,
+            align_d_of=least,
         )
 
 

@@ -31,6 +31,8 @@ from hgemm.record import ARTEFACTS
 
 TESTS = Path(__file__).resolve().parent
 GELU = "gelu_tanh(alpha * acc + bias)"
+SCALED = "scale: Column['f32']; bias: Row; residual: Matrix; relu(acc * scale + bias) + residual"
+"""The epilogue of examples/c/fused.c."""
 AT_LAUNCH = {"schedule": "launch", "raster": "launch", "bias": "launch"}
 MORE = (
     {"arch": "sm_80,sm_90", "tile": "128x128x32", "bias": "row,column", "activation": "gelu,relu"},
@@ -78,9 +80,9 @@ def paper_library(folder: Path, kernels: list[EmittedKernel]) -> Library:
     for kernel in kernels:
         spec = kernel.plan.spec
         does = " ".join([*["beta"] * spec.beta, *["pointers"] * spec.pointer_arrays, spec.bias, spec.activation])
-        if expression := parse_epilogue(spec.epilogue):  # tests/fake_libcuda.c computes these three
-            other = "by_tanh" if expression == as_epilogue(GELU) else "fused"
-            does = "several" if expression.outputs else other
+        if expression := parse_epilogue(spec.epilogue):  # tests/fake_libcuda.c computes these
+            named = {as_epilogue(GELU): "by_tanh", as_epilogue(SCALED): "scaled"}
+            does = "several" if expression.outputs else named.get(expression, "fused")
         record, files = make_record(
             kernel.symbol, {name: f"{name} of {kernel.symbol} {does}\n".encode() for name in ARTEFACTS}
         )

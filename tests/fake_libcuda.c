@@ -1,6 +1,6 @@
 /* A libcuda.so.1 without a GPU: memory is the host's, and what is launched is computed by the CPU.
  * The kernel's name says layout and types; the first line of its image says `beta`, bias and activation, or `fused` or
- * `several`: the expressions of tests/test_epilogue_export.py, or `by_tanh`: an epilogue of cuBLASLt.
+ * `several`: the expressions of tests/test_epilogue_export.py, `scaled`: that of examples/c/fused.c, or `by_tanh`: one of cuBLASLt.
  *
  * FAKE_CAPABILITY (90), FAKE_SMS (132) and FAKE_CTAS of each SM (2) say what the device is; FAKE_LOG names a file that gets a line a
  * call that matters; FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing; FAKE_NO_BINARY=1 loads PTX only.
@@ -274,6 +274,13 @@ static double fused(double x, Problem const *p, int64_t batch, int64_t row, int6
   return x + input(&aux[3], batch, row * aux[3].leading + column, type);
 }
 
+/* relu(acc * scale + bias) + residual */
+static double scaled(double x, Problem const *p, int64_t batch, int64_t row, int64_t column, int type) {
+  Aux const *const aux = (Aux const *)(p + 1); /* scale, bias, residual */
+  x = x * input(&aux[0], batch, row, F32) + input(&aux[1], batch, column, type);
+  return (x < 0 ? 0 : x) + input(&aux[2], batch, row * aux[2].leading + column, type);
+}
+
 /* Returns the gelu by tanh of alpha * acc + bias. */
 static double by_tanh(double x, Problem const *p, int64_t batch, int64_t column, int type) {
   x = x * p->alpha + input((Aux const *)(p + 1), batch, column, type);
@@ -322,6 +329,10 @@ static void compute(char const *name, char const *image, Problem const *p) {
         for (int64_t k = 0; k < p->k; ++k) x += a[i * p->k + k] * b[j * p->k + k];
         if (strstr(image, " fused")) {
           store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, fused(x, p, batch, i, j, t_out));
+          continue;
+        }
+        if (strstr(image, " scaled")) {
+          store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, scaled(x, p, batch, i, j, t_out));
           continue;
         }
         if (strstr(image, " by_tanh")) {

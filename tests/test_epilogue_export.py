@@ -18,10 +18,12 @@ import pytest
 from conftest import call
 from exports import (
     ANY_WORKSPACE,
+    SCALED,
     TESTS,
     CChoice,
     CDevice,
     CProblem,
+    compiled,
     export_paper,
     fake_driver,
     loaded,
@@ -73,6 +75,8 @@ class CEpilogue(ctypes.Structure):
         ("inputs", CInput * 8),
         ("output_count", ctypes.c_int32),
         ("outputs", CInput * 8),
+        ("uses_alpha", ctypes.c_int32),
+        ("uses_beta", ctypes.c_int32),
     ]
 
 
@@ -162,6 +166,8 @@ def test_the_list_names_the_inputs(c: ctypes.CDLL, library: Library) -> None:
             outputs = [
                 (one.name, one.kind, one.dtype) for one in listed.contents.outputs[: listed.contents.output_count]
             ]
+            used = (listed.contents.uses_alpha, listed.contents.uses_beta)
+            assert used == (epilogue.takes("alpha"), epilogue.takes("beta"))
             kinds = {SEVERAL: (3, 2, 2), COLUMNS: (3, 1, 2), OF_COLUMNS: (3, 1, 2)}.get(epilogue, ())
             assert outputs == [(f"out{at}".encode(), its, 2) for at, its in enumerate(kinds, 1)]
 
@@ -295,7 +301,7 @@ def with_results(m: int = 200, n: int = 304, batch: int = 1) -> Problem:
     first, (bias, residual, *results) = problem(m, n, batch=batch), (BASE + (at << 36) for at in range(10, 15))
     stride = max(m, n)
     outputs = (Aux(results[0], n, m * n), *(Aux(one, batch_stride=stride) for one in results[1:]))
-    return replace(first, aux=(Aux(bias), Aux(residual, n, m * n), *outputs))
+    return replace(first, beta=0.0, aux=(Aux(bias), Aux(residual, n, m * n), *outputs))
 
 
 @pytest.mark.parametrize("workspace", [ANY_WORKSPACE, 1 << 18, (1 << 18) + 2 * 4 * 3 * 200 * 5])
@@ -351,10 +357,31 @@ def test_wrong_results_are_named(c: ctypes.CDLL, case: str) -> None:
     assert found == status and re.search(message, text), text
 
 
-def test_beta_needs_an_expression_with_beta(c: ctypes.CDLL) -> None:
-    given = problem()
-    status, text = chosen(c, given, kind(epilogue=OTHER.hash), _aux(0, pointer=BASE + (50 << 36), ld=304))
-    assert status == 15 and "need beta 0" in text
+@pytest.mark.parametrize(("alpha", "beta", "named"), [(2.0, 0.0, "alpha is 2"), (1.0, 0.5, "beta is 0.5")])
+def test_alpha_and_beta_need_an_expression_with_them(c: ctypes.CDLL, alpha: float, beta: float, named: str) -> None:
+    given, gate = replace(problem(), alpha=alpha, beta=beta), _aux(0, pointer=BASE + (50 << 36), ld=304)
+    status, text = chosen(c, given, kind(epilogue=OTHER.hash), gate)
+    assert status == 7 and text == f"{named}, but the epilogue has no {named.split()[0]}: {OTHER.formula}"
+    assert chosen(c, replace(given, alpha=1.0, beta=0.0), kind(epilogue=OTHER.hash), gate)[0] == 0
+
+
+def test_the_misaligned_operand_is_named(c: ctypes.CDLL, library: Library) -> None:
+    """In C and in Python, for a matrix of an expression, for D, and for C."""
+    gate = Aux(BASE + (50 << 36), 305)
+    of_gate = replace(problem(), beta=0.0, aux=(gate,))
+    selector = Selector(open_library(library.folder).table, A100)
+    for given, of, named in (
+        (of_gate, OTHER, "hgemm_gate"),
+        (replace(of_gate, aux=(replace(gate, leading=304),), ldd=305), OTHER, "D"),
+    ):
+        status, text = chosen(c, given, kind(of.hash))
+        assert status == 15 and f"(A, B and {named} have 8, 8 and 1 elements)" in text.replace("fuse", "hgemm")
+        with pytest.raises(UnsupportedError) as caught:
+            selector.choose(SelectionQuery.of(kind(of.hash), given, ANY_WORKSPACE, of))
+        assert f"(A, B and {named} have 8, 8 and 1 elements)" in str(caught.value)
+        assert f"leading dimension of {named} to 16 bytes, or make one with `generate " in str(caught.value)
+    unaligned_c = replace(problem(), c=BASE + (60 << 36) + 2, ldc=304, aux=())
+    assert SelectionQuery.of(Kind(), unaligned_c).align_d_of == "C"
 
 
 def test_products_are_right(library: Library, tmp_path: Path) -> None:
@@ -365,3 +392,17 @@ def test_products_are_right(library: Library, tmp_path: Path) -> None:
     command = [sys.executable, TESTS / "export_trials.py", folder, library.folder]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert (done.returncode, done.stdout) == (0, "5 sorts, 5 kernels\n"), done.stdout + done.stderr
+
+
+def test_the_example_finds_inputs_by_their_names(tmp_path: Path) -> None:
+    kernels = [
+        emit(plan, templates_folder())
+        for plan in sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": SCALED}]).plans
+    ]
+    folder = export_paper(paper_library(tmp_path / "library", kernels), tmp_path / "export")
+    flags = ("-std=c99", "-pedantic", f"-I{folder / 'include'}")
+    source, library = TESTS.parent / "examples/c/fused.c", folder / "lib/libhgemm.a"
+    compiled(*flags, source, "-o", tmp_path / "fused", library, "-ldl", "-lpthread")
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(fake_driver(tmp_path / "driver")), "FAKE_CAPABILITY": "80"}
+    done = subprocess.run([tmp_path / "fused"], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0 and ": 0 of 27200 elements wrong" in done.stdout, done.stdout + done.stderr

@@ -12,26 +12,11 @@
 
 #include "device.h"
 #include "hgemm.h"
+#include "numbers.h"
 
 enum { NO_GPU = 77 };
 
-/* ---- Data: integers from -2 to 2, so that f32 accumulates exactly -------------------------------------------------- */
-
-static int number(int64_t i, int64_t j) { return (int)((i * 7 + j * 3 + i * j % 11) % 5) - 2; }
-
-static uint16_t half_of(int value) {
-  static uint16_t const halves[5] = {0xC000, 0xBC00, 0x0000, 0x3C00, 0x4000};
-  return halves[value + 2];
-}
-
-static float float_of(uint16_t half) { /* finite normal numbers and zero */
-  int const exponent = half >> 10 & 31;
-  float value = (float)(exponent ? 1024 + (half & 1023) : half & 1023);
-  int shift = (exponent ? exponent : 1) - 25;
-  for (; shift > 0; --shift) value *= 2.0f;
-  for (; shift < 0; ++shift) value *= 0.5f;
-  return half & 0x8000 ? -value : value;
-}
+/* ---- Data -------------------------------------------------------------------------------------------------------------- */
 
 /* A matrix in host memory: `rows` rows of `columns` elements, `leading` elements apart. */
 typedef struct Matrix {
@@ -69,8 +54,7 @@ static int64_t wrong_elements(Case const *c, Matrix a, Matrix b, Matrix before, 
         expected += float_of(a.elements[a_k_contiguous ? i * a.leading + k : k * a.leading + i]) *
                     float_of(b.elements[b_k_contiguous ? j * b.leading + k : k * b.leading + j]);
       }
-      float const error = float_of(d.elements[i * d.leading + j]) - expected; /* f16 has 11 significant bits */
-      wrong += !((error < 0 ? -error : error) <= (expected < 0 ? -expected : expected) / 2048);
+      wrong += !is_close(float_of(d.elements[i * d.leading + j]), expected);
     }
   }
   return wrong;

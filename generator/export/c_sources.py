@@ -12,7 +12,7 @@ from generator.errors import INSTALL, HgemmError, LibraryError
 from hgemm.consistency import MAX_CLUSTER_EXTENT
 from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
-from hgemm.epilogue import KINDS, MAX_REDUCTIONS, PAIR_COLUMNS, Epilogue
+from hgemm.epilogue import KINDS, MAX_REDUCTIONS, OF_PROBLEM, PAIR_COLUMNS, Epilogue
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_stored
@@ -306,6 +306,7 @@ def _epilogue(epilogue: Epilogue) -> str:
     for group in (epilogue.operands, epilogue.outputs):
         listed = [f'{{"{one.name}", {KINDS.index(one.kind)}, {_dtype(one.of(""))}}}' for one in group]
         words += [str(len(listed)), f"{{{', '.join(listed) or '{0}'}}}"]
+    words += [str(int(epilogue.takes(name))) for name in OF_PROBLEM]
     return f"{{{', '.join(words)}}}"
 
 

@@ -91,6 +91,20 @@ hgemm_epilogue const *hgemm_epilogue_of(uint64_t kind) {
   return NULL;
 }
 
+/* Checks that the epilogue uses a number of the problem, unless that is neutral. */
+static hgemm_status check_number(char const *name, float value, float neutral, int used, hgemm_epilogue const *epilogue) {
+  if (value == neutral || used) return HGEMM_OK;
+  return hgemm_fail(HGEMM_ERROR_UNKNOWN_VALUE, "%s is %g, but the epilogue has no %s: %s", name, (double)value, name,
+                    epilogue->formula);
+}
+
+static hgemm_status check_numbers(hgemm_problem const *p, hgemm_epilogue const *epilogue) {
+  hgemm_status status;
+  if (epilogue == NULL) return HGEMM_OK;
+  if ((status = check_number("alpha", p->alpha, 1.0f, epilogue->uses_alpha, epilogue)) != HGEMM_OK) return status;
+  return check_number("beta", p->beta, 0.0f, epilogue->uses_beta, epilogue);
+}
+
 /* Finds the epilogue of a problem. */
 static hgemm_status find_epilogue(hgemm_problem const *p, hgemm_epilogue const **found) {
   *found = NULL;
@@ -153,8 +167,6 @@ static uint32_t align_of(Matrix const *x) {
 static int straddles(Matrix const *x) {
   return ((x->pointer | (uint64_t)(x->rows > 1 ? x->leading : 0) * x->element_bytes) % SECTOR_BYTES) != 0;
 }
-
-static uint32_t min32(uint32_t x, uint32_t y) { return x < y ? x : y; }
 
 /* Tells whether TMA can address the strides. */
 static int mappable(Matrix const *x) {
@@ -294,16 +306,19 @@ static void normalize(hgemm_problem *p, Matrix const matrices[MATRICES], unsigne
   }
 }
 
-/* Returns the alignment of D's elements. Matrices of an epilogue need at most 16 bytes. */
-static uint32_t align_of_results(hgemm_epilogue const *epilogue, Matrix const matrices[MATRICES], unsigned used) {
-  uint32_t align = align_of(&matrices[D]);
-  if (used >> C & 1) align = min32(align, align_of(&matrices[C]));
+static void keep_least(hgemm_query *q, uint32_t align, char const *name) {
+  if (align < q->align_d) q->align_d = align, q->align_d_of = name;
+}
+
+/* Writes the alignment of D's elements. Matrices of an epilogue need at most 16 bytes. */
+static void align_results(hgemm_query *q, hgemm_epilogue const *epilogue, Matrix const matrices[MATRICES], unsigned used) {
+  q->align_d = align_of(&matrices[D]), q->align_d_of = matrices[D].name;
+  if (used >> C & 1) keep_least(q, align_of(&matrices[C]), matrices[C].name);
   for (int i = 0; i < aux_count(epilogue); ++i) {
     Matrix const *const x = &matrices[AUX + i];
     uint32_t const its = aux_of(epilogue, i)->kind == HGEMM_INPUT_MATRIX ? align_of(x) : MAX_ALIGN;
-    if (its * x->element_bytes < VECTOR_BYTES) align = min32(align, its);
+    if (its * x->element_bytes < VECTOR_BYTES) keep_least(q, its, x->name);
   }
-  return align;
 }
 
 /* Checks that a result overlaps neither itself nor another matrix. D may be an input of the same shape and type. */
@@ -335,7 +350,7 @@ static hgemm_query query_of(hgemm_problem const *p, hgemm_epilogue const *epilog
   q.beta = p->beta != 0.0f;
   q.align_a = used >> A & 1 ? align_of(&matrices[A]) : MAX_ALIGN;
   q.align_b = used >> B & 1 ? align_of(&matrices[B]) : MAX_ALIGN;
-  q.align_d = align_of_results(epilogue, matrices, used);
+  align_results(&q, epilogue, matrices, used);
   q.straddling = (uint32_t)(used >> A & 1 && straddles(&matrices[A])) + (uint32_t)(used >> B & 1 && straddles(&matrices[B]));
   q.mappable = 1;
   for (int i = A; i <= D; ++i) q.mappable &= (uint32_t)(!(used >> i & 1) || mappable(&matrices[i]));
@@ -354,6 +369,7 @@ hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpos
   if ((status = copy(problem, p)) != HGEMM_OK) return status;
   if ((status = check_values(p)) != HGEMM_OK) return status;
   if ((status = find_epilogue(p, &request->epilogue)) != HGEMM_OK) return status;
+  if ((status = check_numbers(p, request->epilogue)) != HGEMM_OK) return status;
   if ((status = check_extents(p)) != HGEMM_OK) return status;
   if (request->epilogue != NULL && request->epilogue->columns == 2 && p->n % PAIR_BLOCK != 0) {
     return hgemm_fail(HGEMM_ERROR_SIZE, "n is %lld: for a gated pair, it must be a multiple of %d", (long long)p->n, PAIR_BLOCK);

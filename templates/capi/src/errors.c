@@ -16,7 +16,7 @@ static char const *const lines[] = {
     "HGEMM_ERROR_UNSUPPORTED_DEVICE: no kernel of this library runs on this GPU",
     "HGEMM_ERROR_NULL_ARGUMENT: the handle, the problem or the result is null",
     "HGEMM_ERROR_STRUCT_SIZE: struct_size does not match any version that this library knows",
-    "HGEMM_ERROR_UNKNOWN_VALUE: layout, dtype, acc, bias_kind or activation is not in its enumeration",
+    "HGEMM_ERROR_UNKNOWN_VALUE: layout, dtype, acc, bias_kind, activation, flags or epilogue has no such value",
     "HGEMM_ERROR_SIZE: m, n, k or batch is negative or too large, or a matrix is too large",
     "HGEMM_ERROR_POINTER: the pointer of a required operand is null",
     "HGEMM_ERROR_ALIGNMENT: a pointer is not a multiple of its element size",

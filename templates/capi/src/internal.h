@@ -116,6 +116,7 @@ typedef struct hgemm_query {
   int64_t m, n, k, batch;
   uint32_t beta; /* 1 if beta is not 0 */
   uint32_t align_a, align_b, align_d;
+  char const *align_d_of; /* the operand that determines align_d: D, C, or a matrix of the epilogue */
   uint32_t mappable;   /* 1 if TMA can address the strides */
   uint32_t straddling; /* how many of A and B have rows that do not start at an L2 sector */
   uint64_t workspace_bytes;

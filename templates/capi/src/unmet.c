@@ -6,7 +6,7 @@
 #include "internal.h"
 
 enum { ALIGNMENT, NO_BETA, SHARED_MEMORY, TENSOR_MAPS, WHOLE_TILES, FEWER_TILES, FEWER_SHARED, FEWER_REDUCED, WORKSPACE, REQUIREMENTS };
-enum { LIST_BYTES = 512, ITEM_BYTES = 96 };
+enum { LIST_BYTES = 512, ITEM_BYTES = 128 };
 
 typedef struct Unmet {
   uint32_t rows;                 /* kernels of the right kind that run on the device */
@@ -55,8 +55,8 @@ static Unmet count(hgemm_target const *target, hgemm_query const *q, hgemm_order
 static void describe(uint32_t requirement, hgemm_target const *target, hgemm_query const *q, char text[ITEM_BYTES]) {
   switch (requirement) {
     case ALIGNMENT:
-      snprintf(text, ITEM_BYTES, "more alignment (A, B and D have %lu, %lu and %lu elements)", (unsigned long)q->align_a,
-               (unsigned long)q->align_b, (unsigned long)q->align_d);
+      snprintf(text, ITEM_BYTES, "more alignment (A, B and %s have %lu, %lu and %lu elements)", q->align_d_of,
+               (unsigned long)q->align_a, (unsigned long)q->align_b, (unsigned long)q->align_d);
       return;
     case NO_BETA: snprintf(text, ITEM_BYTES, "beta 0"); return;
     case SHARED_MEMORY:
