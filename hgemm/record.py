@@ -565,8 +565,9 @@ def flatten(data: dict[str, Any]) -> dict[str, Scalar]:
     for section, values in sections:
         for name, value in values.items():
             flat[f"{section}_{name}" if name in flat else name] = value
-    if str(flat.get("epilogue", "")).startswith("{"):
-        flat["epilogue"] = str(parse_epilogue(str(flat["epilogue"])))
+    text = str(flat.get("epilogue", ""))
+    if text.startswith("{") and (epilogue := parse_epilogue(text)):
+        flat |= {"epilogue": str(epilogue), "epilogue_hash": epilogue.hash}
     return flat
 
 

@@ -27,6 +27,7 @@ from exports import (
     export_paper,
     fake_driver,
     loaded,
+    need_compiler,
     paper_library,
 )
 
@@ -170,6 +171,27 @@ def test_the_list_names_the_inputs(c: ctypes.CDLL, library: Library) -> None:
             assert used == (epilogue.takes("alpha"), epilogue.takes("beta"))
             kinds = {SEVERAL: (3, 2, 2), COLUMNS: (3, 1, 2), OF_COLUMNS: (3, 1, 2)}.get(epilogue, ())
             assert outputs == [(f"out{at}".encode(), its, 2) for at, its in enumerate(kinds, 1)]
+
+
+@pytest.mark.parametrize("epilogue", [SEVERAL, FUSED])
+def test_hgemm_show_prints_aux_in_the_order_of_c(c: ctypes.CDLL, library: Library, epilogue: Epilogue) -> None:
+    kernels = (CKernel * c.fuse_list(None, 0))()
+    c.fuse_list(kernels, len(kernels))
+    one = next(one for one in kernels if one.epilogue and one.epilogue.contents.hash.decode() == epilogue.hash)
+    listed = one.epilogue.contents
+    of_c = [*listed.inputs[: listed.input_count], *listed.outputs[: listed.output_count]]
+    shown = call("hgemm", "show", one.symbol.decode(), "--library", library.folder).stdout
+    found = re.findall(r"aux\[(\d)\] +(\w+): (\w+) (\w+)", shown)
+    kinds = ("Scalar", "Row", "Column", "Matrix")
+    wanted = [(str(at), aux.name.decode(), kinds[aux.kind]) for at, aux in enumerate(of_c)]
+    assert [words[:3] for words in found] == wanted
+    assert [words[3] for words in found] == ["f32" if aux.dtype == 2 or aux.kind == 0 else "f16" for aux in of_c]
+
+
+def test_hgemm_export_takes_an_expression(library: Library, tmp_path: Path) -> None:
+    words = ["export", "--library", library.folder, "--uncompressed", "--cc", need_compiler(), "--to", tmp_path / "to"]
+    done = call("hgemm", *words, "--epilogue", GATED.hash, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["kernels"] == 1, done.stderr
 
 
 @pytest.mark.parametrize("ld", [None, 305, 308])

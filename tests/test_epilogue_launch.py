@@ -308,6 +308,10 @@ def test_a_growing_library_builds_the_expression_of_a_call(tmp_path: Path) -> No
         done = call("hgemm", "list", "--library", tmp_path, "--epilogue", formula, "--columns", "symbol,epilogue")
         assert (found.symbol in done.stdout) == formula.startswith("bias") and done.returncode == 0
     assert epilogue.hash in call("hgemm", "show", found.symbol, "--library", tmp_path).stdout
+    for hashed in (epilogue.hash, "00000000"):
+        condition = ["--where", f"epilogue_hash='{hashed}'", "--columns", "symbol,epilogue_hash"]
+        done = call("hgemm", "list", "--library", tmp_path, *condition)
+        assert (f"{found.symbol}  {epilogue.hash}" in done.stdout) == (hashed == epilogue.hash), done.stderr
     with pytest.raises(UnsupportedError):  # only a hash: nothing can be built from it
         library.selector(target).choose(replace(query, kind=hgemm.Kind(epilogue="00000000"), expression="none"))
 

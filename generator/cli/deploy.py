@@ -312,6 +312,7 @@ Examples:
   hgemm export --to build/hgemm
   hgemm export --to build/hgemm --where "proof_executor like '*'" --require-proof
   hgemm export --to third_party/mygemm --arch 90,90a --prefix mygemm
+  hgemm export --to build/fused --epilogue mine.py:scaled
   hgemm export --to build/invariant --invariant
   hgemm export --to build/blas --blas
 """

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 
-from generator import epilogue
 from generator.cli.options import Fields, Symbol, filter_options, json_option, library_option
 from generator.cli.output import note_left_out, progress, record_text
 from generator.errors import RequestError
@@ -62,12 +61,6 @@ Examples:
 @library_option
 @filter_options
 @click.option(
-    "--epilogue",
-    default="",
-    metavar="FORMULA",
-    help="Kernels of this expression: a formula, FILE.py:FUNCTION, its hash, or none.",
-)
-@click.option(
     "--sort",
     type=Fields(),
     default="symbol",
@@ -93,7 +86,6 @@ def list_command(
 ) -> None:
     if as_csv and as_json:
         raise RequestError("--csv and --json exclude each other: give one")
-    filters["epilogue"] = epilogue.resolved(filters["epilogue"], Path())
     opened, kernel_filter = Library(library), KernelFilter(**filters)
     if fields:
         names = sorted(known_fields(opened))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from generator import epilogue
 from generator.spec import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, flag_meant_by
 from hgemm.dtypes import stored_dtype
 from hgemm.errors import LibraryError
@@ -85,6 +86,13 @@ _KERNEL_CHOICE = (
     click.option("--where", default="", metavar="EXPR", help="A condition: \"registers<=128 and layout='tn'\"."),
 )
 _KINDS = type_options(several=("layout", "dtype", "acc", "out"))
+_EPILOGUE = click.option(
+    "--epilogue",
+    default="",
+    metavar="FORMULA",
+    callback=lambda context, option, text: epilogue.resolved(text, Path()),
+    help="Kernels of this expression: a formula, FILE.py:FUNCTION, its hash, or none.",
+)
 
 
 def kernel_options(function: AnyFunction) -> AnyFunction:
@@ -93,8 +101,8 @@ def kernel_options(function: AnyFunction) -> AnyFunction:
 
 
 def filter_options(function: AnyFunction) -> AnyFunction:
-    """Add the options of `kernel_options` and --layout, --dtype, --acc and --out, named as the fields of KernelFilter."""
-    return _with(function, (*_KERNEL_CHOICE[:2], *_KINDS, *_KERNEL_CHOICE[2:]))
+    """Add the options of `kernel_options`, --layout, --dtype, --acc, --out and --epilogue, named as the fields of KernelFilter."""
+    return _with(function, (*_KERNEL_CHOICE[:2], *_KINDS, *_KERNEL_CHOICE[2:], _EPILOGUE))
 
 
 def _with(function: AnyFunction, options: Sequence[Callable[[AnyFunction], AnyFunction]]) -> AnyFunction:

@@ -236,7 +236,7 @@ def record_text(stored: StoredKernel, measurements: list[Measurement]) -> str:
     }
     sections: list[tuple[str, Mapping[str, Any]]] = [
         (stored.symbol + ("  SPILLED" if data["spilled"] else ""), head),
-        ("spec", {**data["spec"], **_expression(data["spec"].get("epilogue", NONE))}),
+        ("spec", {**data["spec"], **_expression(data["spec"].get("epilogue", NONE), data["spec"]["dtype_d"])}),
         ("launch", {name: value for name, value in shown_launch.items() if name != "grid"}),
         ("resources", data["resources"]),
         ("sass", dict(sorted(data["sass"].items(), key=lambda item: (-item[1], item[0])))),
@@ -253,10 +253,18 @@ def record_text(stored: StoredKernel, measurements: list[Measurement]) -> str:
     return "\n".join(_section(title, values) for title, values in sections if values)
 
 
-def _expression(text: str) -> dict[str, str]:
-    """Return the epilogue of a spec as people write it, and its hash, which C programs pass."""
+def _expression(text: str, dtype_d: str) -> dict[str, str]:
+    """Return the epilogue of a spec as people write it, its hash, and what C programs pass in `aux`."""
     found = parse_epilogue(text)
-    return {"epilogue": str(found), "epilogue_hash": found.hash} if found else {}
+    if not found:
+        return {}
+    inputs = [(one, "f32" if one.kind == "scalar" else one.of(dtype_d)) for one in found.operands]
+    further = [(one, f"{one.of(dtype_d)}, a result") for one in found.outputs]
+    aux = {
+        f"aux[{at}]": f"{one.name}: {one.kind.capitalize()} {dtype}"
+        for at, (one, dtype) in enumerate([*inputs, *further])
+    }
+    return {"epilogue": str(found), "epilogue_hash": found.hash, **aux}
 
 
 def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

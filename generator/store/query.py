@@ -276,21 +276,14 @@ def _with_epilogue(rows: list[dict[str, Scalar]], text: str) -> list[dict[str, S
     text = text.strip()
     if not text:
         return rows
-    if _EPILOGUE_HASH.fullmatch(text):
-        named = {shown for row in rows if (shown := str(row.get("epilogue", NONE))) != NONE and _hash_of(shown) == text}
-    else:
-        asked = parse_epilogue(epilogue.parse_field(text, "--epilogue"))
-        named = {str(asked) if asked else NONE}
-    return [row for row in rows if str(row.get("epilogue", NONE)) in named]
+    asked = text
+    if not _EPILOGUE_HASH.fullmatch(text):
+        found = parse_epilogue(epilogue.parse_field(text, "--epilogue"))
+        asked = found.hash if found else NONE
+    return [row for row in rows if row.get("epilogue_hash", NONE) == asked]
 
 
 _EPILOGUE_HASH = re.compile(r"[0-9a-f]{8}", re.ASCII)
-
-
-def _hash_of(shown: str) -> str:
-    """Return the hash of an expression from its text in a row."""
-    found = parse_epilogue(epilogue.parse_field(shown, "epilogue"))
-    return found.hash if found else NONE
 
 
 def select_rows(library: Library, kernel_filter: KernelFilter, sort: str = "symbol") -> list[dict[str, Scalar]]:

@@ -44,7 +44,11 @@ def _spec_field(row: Field) -> dict[str, Any]:
 
 def flat_fields() -> dict[str, str]:
     """Return the short name and the meaning of all described fields that hold one word or number."""
-    return {name: str(meaning) for name, meaning in flatten(_meanings(record_schema())).items()}
+    meanings = {name: str(meaning) for name, meaning in flatten(_meanings(record_schema())).items()}
+    return {
+        **meanings,
+        "epilogue_hash": "Hash of an expression, which C programs pass. Missing if the epilogue is none.",
+    }
 
 
 def _meanings(schema: dict[str, Any]) -> Any:
