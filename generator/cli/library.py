@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from generator import epilogue
 from generator.cli.options import Fields, Symbol, filter_options, json_option, library_option
 from generator.cli.output import note_left_out, progress, record_text
 from generator.errors import RequestError
