@@ -30,6 +30,7 @@ from generator.store.library import Library
 from generator.store.query import FIELDS, KernelFilter, condition_of, resolve
 from generator.tables import fitted
 from hgemm import DeviceError
+from hgemm.epilogue_language import epilogue_of
 from hgemm.errors import DeprecatedWord
 from hgemm.junit import write_junit
 from hgemm.launch_traits import LaunchTraits
@@ -233,6 +234,16 @@ def test_the_table_shows_what_was_filtered_and_sorted_by_and_what_it_leaves_out(
     assert header[:3] == ["smem_b", "align_d", "stages"] and header[-1] == "symbol"
     assert max(map(len, shown.stdout.splitlines())) <= 100
     assert "hgemm: columns left out: " in shown.stderr and "; --columns NAMES shows them" in shown.stderr
+
+
+def test_kernels_that_differ_in_their_formula_are_told_apart_by_its_hash(tmp_path: Path) -> None:
+    library = Library(tmp_path / "lib")
+    formulas = {f"hgemm_sm89_tn_{number}": epilogue_of(f"relu(acc - {number})") for number in (1, 2)}
+    for symbol, found in formulas.items():
+        library.publish(*make_record(symbol, epilogue=found.text, beta=False))
+    header, *rows = (line.split() for line in call("list", "--library", library.folder).stdout.splitlines())
+    assert header[0] == "epilogue_hash" and [row[0] for row in rows] == [found.hash for found in formulas.values()]
+    assert listed(library.folder, "--where", f"epilogue_hash='{rows[1][0]}'") == ["hgemm_sm89_tn_2"]
 
 
 def test_old_words_in_a_condition_are_read_with_a_note(folder: Path) -> None:
