@@ -263,6 +263,24 @@ def test_a_file_names_a_function(tmp_path: Path) -> None:
     assert len(sweep(read_spec_file(spec_file)).plans) == 2
 
 
+@pytest.mark.parametrize(
+    ("other", "equal"),
+    [
+        ("y + acc + x", False),
+        ("x + acc + y", True),
+        ("y + (acc + x)", True),
+        ("acc + (x + y)", False),
+        ("acc + y + x", False),
+    ],
+)
+def test_only_the_two_sides_of_an_operation_may_be_exchanged(other: str, equal: bool) -> None:
+    """`a + b + c` and `a + c + b` round differently, so that their kernels give other bits. Names of inputs count, too."""
+    types = "x: Row; y: Row; "
+    assert (epilogue_of(f"{types}acc + x + y") == epilogue_of(types + other)) == equal
+    assert (epilogue_of(f"{types}acc * x * y") == epilogue_of(types + other.replace("+", "*"))) == equal
+    assert epilogue_of("x: Row; acc + x") != epilogue_of("y: Row; acc + y")
+
+
 def test_a_list_is_split_outside_of_parentheses() -> None:
     assert emission.texts_of("max(acc, 0), clamp(acc, 0, 6) ,none") == ["max(acc, 0)", "clamp(acc, 0, 6)", "none"]
     asked = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "none,relu(acc + bias),max(acc, 0)"}])
