@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from generator import epilogue
 from generator.store.files import failures_of
 from generator.store.index import Measurement
 from generator.store.library import Library
@@ -264,7 +265,7 @@ def _expression(text: str, dtype_d: str) -> dict[str, str]:
         f"aux[{at}]": f"{one.name}: {one.kind.capitalize()} {dtype}"
         for at, (one, dtype) in enumerate([*inputs, *further])
     }
-    return {"epilogue": str(found), "epilogue_hash": found.hash, **aux}
+    return {**epilogue.shown(text), **aux}
 
 
 def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
