@@ -139,6 +139,15 @@ class _Worker:
             raise result from RemoteTraceback(message)
         return result
 
+    def stop(self) -> None:
+        """Interrupt the task that runs, and tell the process that no other follows.
+
+        SIGTERM alone could be missed: just before a process begins to wait for a task, it does not end the wait.
+        """
+        self.process.terminate()
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as tasks:
+            tasks.shutdown(socket.SHUT_WR)
+
 
 class Processes(Executor):
     """A pool of processes that start when there is work. `shutdown` with cancel_futures ends them at once.
@@ -162,7 +171,7 @@ class Processes(Executor):
             self._ended = True
             workers = list(self._workers)
         for worker in workers:
-            worker.process.terminate()
+            worker.stop()
         end = time.monotonic() + _STOP_SECONDS
         for worker in workers:
             with suppress(subprocess.TimeoutExpired):
