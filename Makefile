@@ -49,7 +49,7 @@ wheels: $(VENV)/.wheels  ## Build wheels of the generator and of the compiled ca
 
 lint: $(INSTALLED)  ## Check style, and the types of the package hgemm and of a client
 	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks
-	$(VENV)/bin/ruff format --check generator hgemm tests docs
+	$(VENV)/bin/ruff format --check generator hgemm tests docs benchmarks
 	$(VENV)/bin/python -m mypy
 
 docs: $(VENV)/.docs  ## Build the documentation site into build/site

@@ -215,7 +215,9 @@ def time_pair(libraries: dict[str, Library], pair: tuple[int, int], rounds: int)
         launches = min(MAX_GRAPH_LAUNCHES, max(1, round(1e3 * GRAPH_MS / guess_us / sets)) * sets)
         graphs = {name: captured(run, sets, launches) for name, run in runs.items()}
         replays = {name: max(1, round(BLOCK_MS / block_ms(graph, 2))) for name, graph in graphs.items()}
-        blocks = [[(name, block_ms(graphs[name], replays[name])) for name in forth_and_back([*graphs])] for _ in range(rounds)]
+        blocks = [
+            [(name, block_ms(graphs[name], replays[name])) for name in forth_and_back([*graphs])] for _ in range(rounds)
+        ]
         times = round_times(blocks)
         row: dict[str, Any] = {"n": n, "k": k, "m": m}
         row["us"] = {name: round(1e3 * statistics.median(of) / launches, 2) for name, of in times.items()}

@@ -810,7 +810,9 @@ def _in_catalog(rows: Mapping[KernelKey, Row]) -> np.ndarray:
     from generator.catalog import catalog_kernels  # reads and plans the whole catalog
 
     kernels = [kernel for kernel in catalog_kernels() if kernel.plan.spec.arch in ("sm_90", "sm_90a")]
-    shipped = {(identity(planned_sections(kernel)["spec"])[: len(IDENTITY)], kernel.plan.spec.layout) for kernel in kernels}
+    shipped = {
+        (identity(planned_sections(kernel)["spec"])[: len(IDENTITY)], kernel.plan.spec.layout) for kernel in kernels
+    }
     return np.array([(words[: len(IDENTITY)], layout) in shipped for words, layout in rows])
 
 

@@ -186,7 +186,9 @@ def label(symbol: str, options: LaunchOptions | None) -> str:
     return f"{symbol}@{options.splits}/{options.whole_tiles}" if options else symbol
 
 
-def launches(kernel: Kernel, choice: Choice, query: SelectionQuery, target: Target, device: Device) -> list[KernelContender]:
+def launches(
+    kernel: Kernel, choice: Choice, query: SelectionQuery, target: Target, device: Device
+) -> list[KernelContender]:
     """Return the contenders of a kernel: one, or one for each of the launch options with the lowest estimates."""
     if choice.options is None:
         return [KernelContender(kernel, device)]
@@ -471,9 +473,7 @@ def tables_of(specs: Iterable[Mapping[str, Any]]) -> str:
             groups[rest] = (*groups.get(rest, ()), *one[name])
         tables = [{name: values, **dict(rest)} for rest, values in groups.items()]
     texts = [[f"{name} = {_values(one[name])}" for name in CHOSEN.values()] for one in tables]
-    return (
-        "\n\n".join("\n".join(("[[kernel]]", *lines)) for lines in sorted(texts, key=lambda lines: lines[1:])) + "\n"
-    )
+    return "\n\n".join("\n".join(("[[kernel]]", *lines)) for lines in sorted(texts, key=lambda lines: lines[1:])) + "\n"
 
 
 def _values(values: Sequence[Any]) -> str:
