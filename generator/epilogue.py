@@ -68,25 +68,23 @@ def _resolved(text: str, folder: Path) -> str:
         return text
     from hgemm.epilogue_language import trace
 
-    return trace(_function(folder / named["file"], named["function"])).text
+    return trace(_function((folder / named["file"]).absolute(), named["function"])).text
 
 
 def _function(path: Path, name: str) -> Any:
-    """Run a Python file of the user, and return a function of it."""
+    """Run a Python file of the user and return a function of it. The path is absolute, as in messages of `trace`."""
     if not path.is_file():
         raise RequestError(f"epilogue {path}:{name}: the file does not exist")
     from hgemm.epilogue_language import TYPES
 
-    unique = f"_epilogue_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
+    unique = f"_epilogue_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(unique, path)
     module = importlib.util.module_from_spec(spec)
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's file raises
-        lines = [
-            step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == path.absolute()
-        ]
+        lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == path]
         place = f"{path}:{lines[-1]}" if lines else f"{path}"
         what = "" if isinstance(error, EpilogueError) else f" cannot be run: {type(error).__name__}"
         is_name = isinstance(error, NameError)

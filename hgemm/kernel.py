@@ -175,7 +175,13 @@ class _Stored:
 
 
 def split_inputs(inputs: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return the arrays and the numbers among the inputs of an expression."""
+    """Return the arrays and the numbers among the inputs of an expression.
+
+    Raises: ProblemError for texts and lists, which are neither.
+    """
+    for name, one in (inputs or {}).items():
+        if isinstance(one, (str, bytes, list, tuple, dict)):
+            raise ProblemError(f"input {name} is {one!a:.40}: pass a number for a Scalar, else an array")
     numbers = {name: float(one) for name, one in (inputs or {}).items() if isinstance(one, (int, float))}
     return {name: one for name, one in (inputs or {}).items() if name not in numbers}, numbers
 

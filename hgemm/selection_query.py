@@ -7,8 +7,8 @@ from typing import Any
 
 from hgemm.device import Device
 from hgemm.dtypes import DTYPES, VECTOR_BYTES
-from hgemm.epilogue import NONE, Epilogue, Input, Output
-from hgemm.errors import RequestError
+from hgemm.epilogue import NONE, Epilogue, Input, Output, pairs_violation
+from hgemm.errors import ProblemError, RequestError
 from hgemm.gpus import TYPICAL
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
 from hgemm.model.predict import SECTOR_BYTES
@@ -115,7 +115,11 @@ class SelectionQuery:
         """Return the query of a problem. Null pointers, and A and B if k is 0, count as fully aligned.
 
         The matrices of an expression count as D does. Matrices in pointer arrays count as aligned to 16 bytes.
+
+        Raises: ProblemError if the columns of B are not whole pairs of a gated pair: no kernel multiplies them.
         """
+        if violation := pairs_violation(epilogue, problem.n):
+            raise ProblemError(violation)
         if kind.pointer_arrays:
             addresses: dict[str, Any] = dict.fromkeys("abcd", 0)
             strides_of: dict[str, Any] = {f"batch_stride_{name}": 0 for name in "abcd"}

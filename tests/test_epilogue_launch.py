@@ -286,7 +286,23 @@ def test_unfit_results_are_rejected(opened: Library, driver: ExpressionDriver) -
         fused_arrays, fused_inputs = given()
         out = (Cuda(fused_arrays.pop("out")), Cuda(results[1]))
         library.matmul(**on_gpu(fused_arrays), out=out, epilogue=fused, inputs=on_gpu(fused_inputs))
+    for width in ("wide", [0.5], b"w"):
+        with pytest.raises(ProblemError, match="input gain is .*: pass a number"):
+            library.matmul(**on_gpu(given()[0]), epilogue=fused, inputs=on_gpu({**fused_inputs, "gain": width}))
     assert not driver.symbols
+
+
+def test_columns_of_b_are_whole_pairs_before_a_kernel_is_selected(opened: Library, driver: ExpressionDriver) -> None:
+    """The library has no kernel of a gated pair. With columns that fit none, the answer proposes none."""
+    pair, library = epilogue_of("silu(gate) * up"), Library(opened.folder)
+    for n, error in ((24, ProblemError), (32, UnsupportedError)):
+        arrays = {**given(n=n)[0], "out": numbers(40, n // 2)}
+        with pytest.raises(error) as from_arrays:
+            library.matmul(**on_gpu(arrays), epilogue=pair)
+        with pytest.raises(error) as from_sizes:
+            library.plan(hgemm.Problem(40, n, 64), epilogue=pair)
+        for found in (from_arrays, from_sizes):
+            assert ("multiple of 16" in str(found.value)) == (n == 24), str(found.value)
 
 
 # ==== Growth ====

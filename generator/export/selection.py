@@ -18,7 +18,7 @@ from generator.sweep import sweep
 from generator.tables import counted
 from hgemm.dispatch_table import COMPATIBLE, EXACT, DispatchTable
 from hgemm.dtypes import DTYPES, VECTOR_BYTES, stored_dtype
-from hgemm.epilogue import Epilogue, columns_of_d, pairs_violation
+from hgemm.epilogue import Epilogue, columns_of_d
 from hgemm.errors import RequestError
 from hgemm.growth import size_of_tile
 from hgemm.model.calibrated import calibration
@@ -52,8 +52,6 @@ class DenseProblem:
 
         Raises: RequestError if C is added, but the epilogue has no beta, or n is not a multiple of 16 for a gated pair.
         """
-        if violation := pairs_violation(epilogue, self.n):
-            raise RequestError(violation)
         if epilogue and self.beta and not epilogue.takes("beta"):
             raise RequestError(f"--beta adds beta * C, but the epilogue has no beta: {epilogue.formula}")
         columns = columns_of_d(epilogue, self.n)
