@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from generator.errors import RequestError
-from hgemm.epilogue import NONE, Epilogue, EpilogueError, Node, parse_epilogue
+from hgemm.epilogue import IN_FILE, NONE, Epilogue, EpilogueError, Node, parse_epilogue
 from hgemm.problem import AUX_BYTES
 
 # ==== From a request ====
-
-_IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 
 
 def parse_field(text: str, what: str) -> str:
@@ -30,7 +28,7 @@ def parse_field(text: str, what: str) -> str:
         return text
     from hgemm.epilogue_language import epilogue_of  # imports `ast` and `inspect`
 
-    if _IN_FILE.fullmatch(text.strip()):
+    if IN_FILE.fullmatch(text.strip()):
         raise RequestError(f"{what} {text!a} names a Python file: only --epilogue on the command line runs one")
     try:
         found = epilogue_of(text)
@@ -61,7 +59,7 @@ def resolved(text: str, folder: Path) -> str:
 
 
 def _resolved(text: str, folder: Path) -> str:
-    named = _IN_FILE.fullmatch(text)
+    named = IN_FILE.fullmatch(text)
     if not named and re.fullmatch(r"[\w./-]+\.py:?", text):
         raise RequestError(f"epilogue {text} names no function: write {text.rstrip(':')}:FUNCTION")
     if not named:

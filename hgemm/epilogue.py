@@ -31,6 +31,8 @@ MAX_TEXT = 16_384
 OF_PROBLEM = ("alpha", "beta")
 """Names of scalars that a launch takes from its problem. They are host values."""
 HASH_DIGITS = 8
+IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
+"""A function of a Python file, on the command line."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 _OF_OUTPUT = re.compile(r"out[0-9]+", re.ASCII)
 PAIR = ("gate", "up")
@@ -96,7 +98,8 @@ A new one also needs: its function in hgemm/epilogue_language.py, its device cod
 hgemm/epilogue_reference.py.
 """
 _LEAVES = ("acc", "up", "input", "constant")
-_ACCUMULATORS = ("acc", "up")
+ACCUMULATORS = ("acc", "up")
+"""Operations of the accumulators. In a gated pair, they are those that formulas name as in PAIR."""
 
 
 @dataclass(frozen=True)
@@ -277,8 +280,8 @@ class Epilogue:
         yield f"({', '.join([written[self.result][0], *further])})" if further else written[self.result][0]
 
     def _formula(self, node: Node, written: Sequence[tuple[str, bool]]) -> tuple[str, bool]:
-        if node.op in _ACCUMULATORS:
-            return (PAIR[_ACCUMULATORS.index(node.op)] if self.gated else "acc"), False
+        if node.op in ACCUMULATORS:
+            return (PAIR[ACCUMULATORS.index(node.op)] if self.gated else "acc"), False
         if node.op == "input":
             return self.inputs[node.arguments[0]].name, False
         if node.op == "constant":

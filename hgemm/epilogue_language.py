@@ -26,8 +26,11 @@ from typing import Any, NoReturn
 
 from hgemm.dtypes import OUTPUTS, type_word
 from hgemm.epilogue import (
+    ACCUMULATORS,
+    IN_FILE,
     MAX_NODES,
     MAX_TEXT,
+    OF_PROBLEM,
     OPERATIONS,
     PAIR,
     Epilogue,
@@ -222,7 +225,26 @@ def _value(one: Any) -> Value:
 def _made(op: str, *arguments: Any) -> Value:
     values = tuple(map(_value, arguments))
     check_conditions(op, [value.is_condition for value in values])
+    if op == "div" and _constant(values[1]) == 0.0:
+        raise EpilogueError("division by the constant 0")
     return Value(op, values)
+
+
+def _constant(value: Value) -> float | None:
+    """Return the number of a constant, None for other values. A text has -1 as the negation of 1."""
+    sign = 1.0
+    while value.op in ("neg", "f32"):
+        sign = -sign if value.op == "neg" else sign
+        (value,) = value.arguments
+    return sign * value.value if value.op == "constant" else None
+
+
+def _input(name: str, found: InputType) -> Value:
+    if name in OF_PROBLEM and found.kind != "scalar":
+        raise EpilogueError(
+            f"`{name}` is a number, an argument of the product: use Scalar, or another name than {name}"
+        )
+    return Value("input", given=Input(name, found.kind, found.dtype))
 
 
 # ==== Functions ====
@@ -340,6 +362,10 @@ def hardswish(x: Any) -> Value:
 
 def clamp(x: Any, low: Any, high: Any) -> Value:
     """Return x, but at least `low` and at most `high`."""
+    low, high = _value(low), _value(high)
+    least, most = _constant(low), _constant(high)
+    if least is not None and most is not None and least > most:
+        raise EpilogueError(f"clamp: low is {least:g}, more than high, {most:g}: exchange them")
     return minimum(maximum(x, low), high)
 
 
@@ -375,26 +401,29 @@ def trace(function: Callable[..., Any]) -> Epilogue:
         raise EpilogueError(f"an epilogue is a Python function, not a {type(function).__name__}")
     values: list[Value] = []
     parameters = inspect.signature(function).parameters
+    pair = tuple(parameters)[:2] == PAIR and parameters[PAIR[1]].annotation is inspect.Parameter.empty
     for at, parameter in enumerate(parameters.values()):
         try:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise EpilogueError(f"`{parameter}` has no fixed number of inputs: name each one")
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                raise EpilogueError(f"`{parameter.name}` is a keyword-only argument: remove the `*` before it")
+            if pair and at < len(PAIR):
+                values.append(Value(ACCUMULATORS[at]))
+                continue
+            annotation = None if parameter.annotation is parameter.empty else parameter.annotation
+            if parameter.name in PAIR and (at == 0 or annotation is None):
+                raise EpilogueError(
+                    f"`{parameter.name}` is an accumulator of a gated pair: the first two arguments are gate and up, "
+                    "without types and without acc"
+                )
             if at == 0:
                 values.append(Value("acc"))
-                continue
-            if at == 1 and parameter.annotation is parameter.empty and tuple(parameters)[:2] == PAIR:
-                values.append(Value("up"))
                 continue
             check_name(parameter.name)
             if parameter.default is not parameter.empty:
                 raise EpilogueError(f"`{parameter.name}` has a default, which no call uses: remove it")
-            if parameter.name in PAIR and parameter.annotation is parameter.empty:
-                raise EpilogueError(
-                    f"`{parameter.name}` is an accumulator of a gated pair: the first two arguments are gate and up, without acc"
-                )
-            annotation = None if parameter.annotation is parameter.empty else parameter.annotation
-            found = type_of(parameter.name, annotation)
-            values.append(Value("input", given=Input(parameter.name, found.kind, found.dtype)))
+            values.append(_input(parameter.name, type_of(parameter.name, annotation)))
         except (EpilogueError, SyntaxError) as error:
             raise EpilogueError(f"{code.co_filename}:{_line_of(function, parameter.name)}: {error}") from None
     if not values:
@@ -539,6 +568,8 @@ def epilogue_of(text: str) -> Epilogue | None:
     text = text.strip()
     if text.startswith("{") or text == "none":
         return parse_epilogue(text)
+    if IN_FILE.fullmatch(text):
+        raise EpilogueError(f"epilogue {text!a:.80} names a Python file: import the function and pass it")
     if len(text) > MAX_TEXT:
         raise EpilogueError(f"the text of an expression has {len(text)} characters; the limit is {MAX_TEXT}")
     try:
@@ -557,6 +588,8 @@ class _Text:
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {"acc": Value("acc")}
+        self.accumulators: set[str] = set()
+        """Names of accumulators in the text: acc, or gate and up."""
 
     def read(self, statements: list[ast.stmt], text: str) -> Epilogue:
         result = None
@@ -574,10 +607,10 @@ class _Text:
         if result is None:
             raise EpilogueError(f"epilogue {text!a:.80} has no result: end it with `; ` and a formula")
         found = expression_of(result)
-        lone = [name for name in PAIR if getattr(self.names.get(name), "op", "") in ("acc", "up")]
-        if lone and not found.gated:
+        of_pair = [name for name in PAIR if name in self.accumulators]
+        if of_pair and not (found.gated and "acc" not in self.accumulators):
             raise EpilogueError(
-                f"`{lone[0]}` is an accumulator of a gated pair: use both {PAIR[0]} and {PAIR[1]}, or acc"
+                f"`{of_pair[0]}` is an accumulator of a gated pair: use both {PAIR[0]} and {PAIR[1]}, or acc"
             )
         for name in _unused(self.names.values(), found):
             _warn_unused(f"epilogue {text!a:.80}", name)
@@ -587,7 +620,7 @@ class _Text:
         if name in self.names:
             raise EpilogueError(f"`{name}` has a value or a type already")
         check_name(name)
-        self.names[name] = Value("input", given=Input(name, found.kind, found.dtype))
+        self.names[name] = _input(name, found)
 
     def _value(self, node: ast.expr, depth: int = 0) -> Any:
         if depth > _MAX_DEPTH:
@@ -628,9 +661,12 @@ class _Text:
             raise EpilogueError(f"{name}: {error}") from None
 
     def _named(self, name: str) -> Any:
+        if name == "acc":
+            self.accumulators.add(name)
         if name not in self.names:
             if name in PAIR:
-                self.names[name] = Value(("acc", "up")[PAIR.index(name)])
+                self.names[name] = Value(ACCUMULATORS[PAIR.index(name)])
+                self.accumulators.add(name)
                 return self.names[name]
             if name not in USUAL:
                 near = closest_words(name, [*USUAL, *self.names], 1)

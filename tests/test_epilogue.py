@@ -123,6 +123,10 @@ ILLEGAL = [
     ("max(acc)", "takes 2 arguments"),
     ("x: Row['f8']; acc + x", "use one of f16, bf16, f32"),
     ("a: Row; acc + a", "no input can be named a"),
+    ("alpha: Row; acc * alpha", "`alpha` is a number"),
+    ("acc / 0", "division by the constant 0"),
+    ("acc / f32(-0.0)", "division by the constant 0"),
+    ("clamp(acc, 1, -1)", "clamp: low is 1, more than high, -1"),
     ("Bias: Row; acc + Bias", "use a to z"),
     ("(" * 250 + "acc" + ")" * 250, "is not an expression"),
     ("-" * 3000 + "acc", "is not an expression"),
@@ -183,6 +187,22 @@ def with_python_type(
     return acc * scale
 
 
+def with_a_typed_factor(gate, up: Row):
+    return silu(gate) * up
+
+
+def with_a_row_of_alpha(
+    acc,
+    beta: Row,
+):
+    return acc * beta
+
+
+def divided_by_zero(acc, bias: Row):
+    y = acc + bias
+    return y / 0
+
+
 @pytest.mark.parametrize(
     "function, line, message",
     [
@@ -199,6 +219,13 @@ def with_python_type(
         (lambda acc, *rest: acc, 0, "no fixed number of inputs"),
         (lambda acc, bias=None: acc + bias, 0, "`bias` has a default"),
         (lambda up, gate: gate * up, 0, "the first two arguments are gate and up"),
+        (lambda gate: silu(gate), 0, "the first two arguments are gate and up"),
+        (lambda gate, bias: silu(gate) + bias, 0, "the first two arguments are gate and up"),
+        (with_a_typed_factor, 0, "the first two arguments are gate and up"),
+        (with_a_row_of_alpha, 2, "`beta` is a number"),
+        (lambda acc, *, bias: acc + bias, 0, "`bias` is a keyword-only argument"),
+        (divided_by_zero, 2, "division by the constant 0"),
+        (lambda acc: clamp(acc, 1.0, -1.0), 0, "clamp: low is 1, more than high"),
         (lambda acc: None, 0, "returns nothing"),
         (lambda acc: acc + "1", 0, "str '1' is not a value"),
         (lambda acc: sys.exit(0), 0, "SystemExit: 0"),
@@ -226,6 +253,19 @@ def test_an_input_that_the_result_does_not_use_is_named() -> None:
         assert trace(with_unused_inputs) == epilogue_of("bias: Row; acc + bias")
     with pytest.warns(UserWarning, match="epilogue 's: Scalar; relu.*: the result does not depend on s,"):
         assert epilogue_of("s: Scalar; relu(acc)") == epilogue_of("relu(acc)")
+
+
+def test_legal_neighbours_of_illegal_expressions_are_read() -> None:
+    assert epilogue_of("0 / acc").formula == "0.0 / acc"
+    assert epilogue_of("clamp(acc, 1, 1)").formula == "minimum(maximum(acc, 1.0), 1.0)"
+    assert epilogue_of("clamp(acc, bias, -1)").has("row")
+    assert parse_epilogue('{"inputs":[],"nodes":[["acc"],["constant",0.0],["div",0,1]]}')  # libraries may contain it
+
+
+def test_a_library_runs_no_file(tmp_path: Path) -> None:
+    a = np.ones((8, 8), np.float16)
+    with pytest.raises(RequestError, match="names a Python file: import the function and pass it"):
+        hgemm.Library(tmp_path).matmul(a, a, epilogue="examples/epilogues.py:scaled")
 
 
 def test_a_file_names_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +337,7 @@ def test_a_gated_pair_has_two_accumulators() -> None:
     assert found.gated and found.formula == "silu(gate) * up + bias"
     assert found == epilogue_of("silu(gate) * up + bias") == parse_epilogue(found.text)
     assert not epilogue_of("gate: Matrix; silu(gate) * acc").gated
+    assert epilogue_of("gate = acc; silu(gate)") == epilogue_of("silu(acc)")  # a name of a result, as any other
     assert columns_of_d(found, 96) == 48 and columns_of_d(trace(example), 96) == 96
 
 
@@ -305,6 +346,8 @@ def test_a_gated_pair_has_two_accumulators() -> None:
     [
         ("silu(gate)", "`gate` is an accumulator of a gated pair: use both gate and up, or acc"),
         ("relu(up)", "does not depend on gate"),
+        ("acc * up", "`up` is an accumulator of a gated pair: use both gate and up, or acc"),
+        ("silu(gate) * up + acc", "`gate` is an accumulator of a gated pair: use both gate and up, or acc"),
         ("gate: Row; silu(gate) * acc * up", "an input cannot be named gate or up"),
     ],
 )
