@@ -57,6 +57,8 @@ class InputType:
     dtype: str = ""
 
     def __getitem__(self, dtype: Any) -> InputType:
+        if dtype is float:
+            raise EpilogueError(f"{self}[float]: Python's float has 64 bits; write {self}[f32]")
         dtype = getattr(dtype, "__name__", dtype)  # f32, the function of this module
         word = type_word(dtype) if isinstance(dtype, str) else ""
         if self.kind == "scalar":
@@ -105,7 +107,8 @@ def _shown(node: ast.AST) -> str:
 def _written_type(node: ast.expr) -> InputType:
     if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Constant, ast.Name)):
         dtype = node.slice.value if isinstance(node.slice, ast.Constant) else node.slice.id
-        return _written_type(node.value)[dtype]
+        is_float = isinstance(node.slice, ast.Name) and dtype == "float"
+        return _written_type(node.value)[float if is_float else dtype]
     word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     if word not in TYPES:
         raise EpilogueError(f"`{_shown(node)}` is not a type; use {', '.join(TYPES)}")
@@ -668,6 +671,8 @@ class _Text:
                 self.names[name] = Value(ACCUMULATORS[PAIR.index(name)])
                 self.accumulators.add(name)
                 return self.names[name]
+            if name in FUNCTIONS:
+                raise EpilogueError(f"`{name}` is a function: write {name}(...), such as {name}(acc + bias)")
             if name not in USUAL:
                 near = closest_words(name, [*USUAL, *self.names], 1)
                 hint = f"did you mean {near[0]}? Else " if near else ""

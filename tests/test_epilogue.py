@@ -739,3 +739,12 @@ def test_a_proof_needs_a_bound(hasty_workshop: HostToolchain) -> None:
     (plan,) = sweep([{**FAMILIES[0], "epilogue": "sqrt(-1.0 - abs(acc))"}]).plans
     checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop).checks
     assert "no element has an error bound in any case" in checks[-1].reason
+
+
+def test_names_of_functions_and_of_python_types_are_not_inputs_and_types() -> None:
+    with pytest.raises(EpilogueError, match=r"`gelu` is a function: write gelu\(\.\.\.\)"):
+        epilogue_of("bias + gelu")  # `generate` reads bias+gelu as fixed options, before it reads formulas
+    for make in (lambda: Matrix[float], lambda: epilogue_of("x: Matrix[float]; acc + x")):
+        with pytest.raises(EpilogueError, match=r"write Matrix\[f32\]"):
+            make()
+    assert epilogue_of("gelu: Row; acc + gelu").inputs[0].name == "gelu"
