@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hgemm.dtypes import OUTPUTS, type_word
@@ -101,6 +103,10 @@ def _shown(node: ast.AST) -> str:
         text = " ".join(ast.unparse(node).split())
     except RecursionError:
         return "..."
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
@@ -118,6 +124,9 @@ def _written_type(node: ast.expr) -> InputType:
 # ==== Values ====
 
 _ORDER = count()
+_USE_WHERE = "use where(condition, x, y)"
+_AND = "where(a, where(b, x, y), y) for `and`"
+_LOGIC = f"use {_AND}, where(a, x, where(b, x, y)) for `or`, where(a, y, x) for `not`"
 
 
 class Value:
@@ -197,9 +206,14 @@ class Value:
 
     def __bool__(self) -> bool:
         raise EpilogueError(
-            "a value of the epilogue is not known while it is traced: use where(condition, x, y) for `if`, "
-            "where(a, where(b, x, y), y) for `and`, maximum(x, y) for `max`, minimum(x, y) for `min`"
+            f"a value of the epilogue is not known while it is traced: {_USE_WHERE} for `if`, {_AND}, "
+            "maximum(x, y) for `max`, minimum(x, y) for `min`"
         )
+
+    def _refuse_bits(self, *other: Any) -> NoReturn:
+        raise EpilogueError(f"values of the epilogue have no `&`, `|`, `^` and `~`: {_LOGIC}")
+
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _refuse_bits
 
     def __float__(self) -> float:
         raise EpilogueError(
@@ -222,7 +236,10 @@ def _value(one: Any) -> Value:
         raise EpilogueError(_LATE)
     if isinstance(one, (int, float)) and not isinstance(one, bool):
         return Value("constant", value=as_f32(one))
-    raise EpilogueError(f"{type(one).__name__} {str(one)!a:.40} is not a value of the epilogue, and not a number")
+    shown = f" {_cut(str(one))!a}" if isinstance(one, (str, bytes, bool)) else ""
+    raise EpilogueError(
+        f"{type(one).__name__}{shown} is not a value of the epilogue: use numbers, arguments, and results of operations"
+    )
 
 
 def _made(op: str, *arguments: Any) -> Value:
@@ -450,8 +467,14 @@ def _unused(values: Iterable[Any], found: Epilogue) -> list[str]:
     return [one.given.name for one in values if isinstance(one, Value) and one.given and one.given.name not in used]
 
 
+_PACKAGE = str(Path(__file__).parent) + os.sep
+
+
 def _warn_unused(where: str, name: str) -> None:
-    warnings.warn(f"{where}: the result does not depend on {name}, so calls cannot pass {name}", stacklevel=3)
+    level, frame = 1, inspect.currentframe()
+    while frame and frame.f_code.co_filename.startswith(_PACKAGE):  # the warning points to the caller of the package
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"{where}: the result does not depend on {name}, so calls cannot pass {name}", stacklevel=level)
 
 
 def _reason(error: BaseException, function: Callable[..., Any]) -> str:
@@ -495,6 +518,8 @@ def expression_of(result: Any) -> Epilogue:
     results = result if isinstance(result, (tuple, list)) else (result,)
     if result is None or not len(results):
         raise EpilogueError("the epilogue returns nothing; end it with `return`")
+    if isinstance(result, Mapping):
+        raise EpilogueError(f"the epilogue returns a {type(result).__name__}: return D, or a tuple with D first")
     if isinstance(results[0], Reduced):
         raise EpilogueError("the first result is D, a matrix: return the reduction after it")
     first = _value(results[0])
@@ -555,7 +580,27 @@ _OPERATORS = {
     ast.Eq: "__eq__",
     ast.NotEq: "__ne__",
 }
+_BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
 _MAX_DEPTH = 100
+
+
+def _hint(node: ast.AST) -> str:
+    """Return what to write instead of a part of a text that is not supported, or ""."""
+    if isinstance(node, (ast.If, ast.IfExp)):
+        return f": {_USE_WHERE}"
+    logic = isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1)
+    if logic or (isinstance(node, (ast.BinOp, ast.UnaryOp)) and isinstance(node.op, (*_BITS, ast.Not, ast.Invert))):
+        return f": {_LOGIC}"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
+        return f": write {node.func.id}({', '.join(_parameters(node.func.id))})"
+    return ""
+
+
+def _parameters(name: str) -> list[str]:
+    operation = OPERATIONS.get(FUNCTIONS[name].__name__)
+    if operation:
+        return [["x"], ["x", "y"], ["condition", "x", "y"]][operation.arguments - 1]
+    return [*inspect.signature(FUNCTIONS[name]).parameters]
 
 
 def epilogue_of(text: str) -> Epilogue | None:
@@ -572,17 +617,17 @@ def epilogue_of(text: str) -> Epilogue | None:
     if text.startswith("{") or text == "none":
         return parse_epilogue(text)
     if IN_FILE.fullmatch(text):
-        raise EpilogueError(f"epilogue {text!a:.80} names a Python file: import the function and pass it")
+        raise EpilogueError(f"epilogue {_cut(text)!a} names a Python file: import the function and pass it")
     if len(text) > MAX_TEXT:
         raise EpilogueError(f"the text of an expression has {len(text)} characters; the limit is {MAX_TEXT}")
     try:
         statements = ast.parse(text).body
     except SyntaxError as error:
         raise EpilogueError(
-            f"epilogue {text!a:.80} is not an expression: {error.msg} at character {error.offset}"
+            f"epilogue {_cut(text)!a} is not an expression: {error.msg} at character {error.offset}"
         ) from None
     except (ValueError, MemoryError, RecursionError):
-        raise EpilogueError(f"epilogue {text!a:.80} is not an expression") from None
+        raise EpilogueError(f"epilogue {_cut(text)!a} is not an expression") from None
     return _Text().read(statements, text)
 
 
@@ -598,7 +643,7 @@ class _Text:
         result = None
         for statement in statements:
             if result is not None:
-                raise EpilogueError(f"epilogue {text!a:.80} has a statement after its result")
+                raise EpilogueError(f"epilogue {_cut(text)!a} has a statement after its result")
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and not statement.value:
                 self._declare(statement.target.id, _written_type(statement.annotation))
             elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -606,9 +651,9 @@ class _Text:
             elif isinstance(statement, (ast.Expr, ast.Return)) and statement.value:
                 result = self._value(statement.value)
             else:
-                raise EpilogueError(f"`{_shown(statement)}` is not supported in an epilogue")
+                raise EpilogueError(f"`{_shown(statement)}` is not supported in an epilogue{_hint(statement)}")
         if result is None:
-            raise EpilogueError(f"epilogue {text!a:.80} has no result: end it with `; ` and a formula")
+            raise EpilogueError(f"epilogue {_cut(text)!a} has no result: end it with `; ` and a formula")
         found = expression_of(result)
         of_pair = [name for name in PAIR if name in self.accumulators]
         if of_pair and not (found.gated and "acc" not in self.accumulators):
@@ -616,7 +661,7 @@ class _Text:
                 f"`{of_pair[0]}` is an accumulator of a gated pair: use both {PAIR[0]} and {PAIR[1]}, or acc"
             )
         for name in _unused(self.names.values(), found):
-            _warn_unused(f"epilogue {text!a:.80}", name)
+            _warn_unused(f"epilogue {_cut(text)!a}", name)
         return found
 
     def _declare(self, name: str, found: InputType) -> None:
@@ -644,7 +689,7 @@ class _Text:
             return self._applied(_OPERATORS[type(node.ops[0])], left, right)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             return self._called(node.func.id, [self._value(one, depth + 1) for one in node.args])
-        raise EpilogueError(f"`{_shown(node)}` is not supported in an epilogue")
+        raise EpilogueError(f"`{_shown(node)}` is not supported in an epilogue{_hint(node)}")
 
     def _applied(self, method: str, first: Any, *others: Any) -> Value:
         """Apply an operator. Only a power of two numbers, such as 2 ** 3, needs none of ours."""

@@ -226,8 +226,8 @@ def problem_of(
         **a.fields("a"),
         **b.fields("b"),
         **d.fields("d"),
-        alpha=float(alpha),
-        beta=float(beta),
+        alpha=number_of("alpha", alpha),
+        beta=number_of("beta", beta),
         workspace=views["workspace"].pointer if "workspace" in views else 0,
     )
     if "C" in views:
@@ -240,6 +240,14 @@ def problem_of(
         kind = bias_kind_of(views) if traits.bias in ("none", LAUNCH) else traits.bias
         problem = replace(problem, bias=bias.pointer, batch_stride_bias=_batch_stride(bias, 1), bias_kind=kind)
     return replace(problem, aux=_aux_of(traits, views, scalars or {}, (m, n, batch)))
+
+
+def number_of(name: str, value: Any) -> float:
+    """Return alpha or beta as a float. Raises: ProblemError if it is no number, such as an array with several elements."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError
+        raise ProblemError(f"{name} has type {type(value).__name__}: pass a number") from error
 
 
 def _aux_of(

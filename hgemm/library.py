@@ -23,7 +23,7 @@ from hgemm.dispatch_table import DispatchTable
 from hgemm.epilogue import OF_PROBLEM
 from hgemm.errors import HostArrayError, LibraryError, ProblemError, RequestError
 from hgemm.growth import GrowingSelector, Growth
-from hgemm.kernel import Kernel, split_inputs, split_results
+from hgemm.kernel import Kernel, number_of, split_inputs, split_results
 from hgemm.launch_traits import INPUT
 from hgemm.locations import default_library, existing_library, library_suffix, missing_hint, regenerate_hint
 from hgemm.measured import read_sessions
@@ -465,6 +465,8 @@ class Library:
         Raises: ProblemError if the arrays do not form a product, UnsupportedError if no kernel supports it, DeviceError if
             the driver fails.
         """
+        if type(alpha) is not float or type(beta) is not float:
+            alpha, beta = number_of("alpha", alpha), number_of("beta", beta)
         if epilogue is not None:
             return self._matmul_expression(
                 (a, b, out, workspace, stream),

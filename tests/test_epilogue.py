@@ -37,6 +37,7 @@ from hgemm.epilogue_language import (
     Matrix,
     Row,
     Scalar,
+    as_epilogue,
     bf16,
     clamp,
     epilogue_of,
@@ -118,6 +119,14 @@ ILLEGAL = [
     ("acc * 1e40", "is not a finite float"),
     ("acc * 0x" + "f" * 4000, "is not a finite float"),
     ("acc" + ".real" * 900, "is not supported"),
+    ("relu(acc) if acc > 0 else 0", "where(condition, x, y)"),
+    ("if acc > 0: acc", "where(condition, x, y)"),
+    ("where(acc > 0 and acc < 1, 1, 0)", "where(a, where(b, x, y), y) for `and`"),
+    ("where(0 < acc < 1, 1, 0)", "where(a, where(b, x, y), y) for `and`"),
+    ("where((acc > 0) & (acc < 1), 1, 0)", "where(a, where(b, x, y), y) for `and`"),
+    ("where(not acc > 0, 1, 0)", "where(a, y, x) for `not`"),
+    ("clamp(acc, low=0, high=1)", "write clamp(x, low, high)"),
+    ("relu(x=acc)", "write relu(x)"),
     ("while acc: acc", "`while acc: acc` is not supported"),
     ("acc * 10 ** 10 ** 10", "is not supported"),
     ("max(acc)", "takes 2 arguments"),
@@ -227,7 +236,10 @@ def divided_by_zero(acc, bias: Row):
         (divided_by_zero, 2, "division by the constant 0"),
         (lambda acc: clamp(acc, 1.0, -1.0), 0, "clamp: low is 1, more than high"),
         (lambda acc: None, 0, "returns nothing"),
-        (lambda acc: acc + "1", 0, "str '1' is not a value"),
+        (lambda acc: acc + "1", 0, "str '1' is not a value of the epilogue: use numbers"),
+        (lambda acc: {"d": acc}, 0, "returns a dict: return D, or a tuple"),
+        (lambda acc: where((acc > 0) & (acc < 1), 1, 0), 0, "where(a, where(b, x, y), y) for `and`"),
+        (lambda acc: where(~(acc > 0), 1, 0), 0, "where(a, y, x) for `not`"),
         (lambda acc: sys.exit(0), 0, "SystemExit: 0"),
     ],
 )
@@ -251,8 +263,12 @@ def test_an_input_that_the_result_does_not_use_is_named() -> None:
     line = with_unused_inputs.__code__.co_firstlineno + 3
     with pytest.warns(UserWarning, match=f"{re.escape(__file__)}:{line}: the result does not depend on scale,"):
         assert trace(with_unused_inputs) == epilogue_of("bias: Row; acc + bias")
-    with pytest.warns(UserWarning, match="epilogue 's: Scalar; relu.*: the result does not depend on s,"):
+    with pytest.warns(UserWarning, match="epilogue 's: Scalar; relu.*: the result does not depend on s,") as warned:
         assert epilogue_of("s: Scalar; relu(acc)") == epilogue_of("relu(acc)")
+        assert as_epilogue("s: Scalar; silu(acc)") == epilogue_of("silu(acc)")
+    assert [one.filename for one in warned] == [__file__, __file__]  # the caller's file, at any depth of calls
+    with pytest.warns(UserWarning, match=r"0\.\.\.': the result"):
+        epilogue_of("s: Scalar; acc" + "+0" * 60)
 
 
 def test_legal_neighbours_of_illegal_expressions_are_read() -> None:

@@ -75,6 +75,14 @@ def test_arrays_that_cannot_be_multiplied_are_refused(library: hgemm.Library, mo
     x, w = draw(16, 16), draw(16, 16).T
     with pytest.raises(ProblemError, match=r"A is \(16, 16\) and B \(24, 8\), .* 16 and 24 here$"):
         library.matmul(x, draw(8, 24).T)
+    for options in (
+        {"alpha": "two"},
+        {"beta": [1.0]},
+        {"alpha": np.ones(8)},
+        {"epilogue": "alpha * acc", "alpha": np.ones(8)},
+    ):
+        with pytest.raises(ProblemError, match="pass a number"):
+            library.matmul(x, w, **options)
     with pytest.raises(UnsupportedError, match="no kernel computes"):
         library.matmul(x, w, activation="gelu")
     with pytest.raises(ProblemError, match="pass an array whose strides are whole elements"):
