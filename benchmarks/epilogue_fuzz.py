@@ -7,8 +7,8 @@
 The kernels are of all families in turn, in form atoms. Every third expression is of a gated pair, and every second one has further
 results, where the family has them. The exit status is 1 if a kernel does not compile, or has a wrong result. No GPU is needed.
 
-`--build` compiles expressions of depth 4 to 12 to machine code instead, in tiles of usual sizes. It counts kernels that spill:
-`generate` refuses these. It compares the time with that of the plain kernel.
+`--build` compiles expressions of depth 4 to 12 to machine code instead, in tiles of usual sizes. It prints why expressions are refused,
+and compares the time with that of the plain kernel.
 
 `--library` builds random kernels into a library. `hgemm verify --device` runs them on a GPU.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import statistics
 import sys
 import time
@@ -115,20 +116,20 @@ def drawn(rng: random.Random, at: int) -> dict[str, str]:
     return {**family, "epilogue": text}
 
 
-def planned(options: dict[str, str]) -> Plan | None:
-    """Return the plan of a kernel, or None if the generator refuses it, for example because it has more than 128 steps."""
+def planned(options: dict[str, str]) -> Plan | str:
+    """Return the plan of a kernel, or why the generator refuses it."""
     try:
-        plans = sweep([options]).plans
-    except RequestError:
-        return None
-    return plans[0] if plans else None
+        (candidate,) = sweep([options]).candidates
+    except RequestError as error:
+        return "refused: " + re.sub(r"^--epilogue: |\d+ characters; ", "", str(error))
+    return candidate.plan if not candidate.rules else f"refused: {', '.join(candidate.rules)}"
 
 
 def check(options: dict[str, str], toolchain: HostToolchain | None = None) -> tuple[str, float]:
     """Return the verdict on a kernel, and its largest error as a share of the bound."""
     plan = planned(options)
-    if not plan:
-        return "refused", 0.0
+    if isinstance(plan, str):
+        return plan, 0.0
     kernel = emit(plan, templates_folder())
     text = ProofSource.of(kernel)
     subject = Subject(kernel.symbol, text.ptx(templates_folder()).decode(), text.record, kernel.plan.mma_per_k_tile)
@@ -143,14 +144,14 @@ def check(options: dict[str, str], toolchain: HostToolchain | None = None) -> tu
 def build(options: dict[str, str]) -> tuple[str, float]:
     """Compile a kernel to machine code. Return the verdict, and the seconds."""
     plan = planned(options)
-    if not plan:
-        return "refused", 0.0
+    if isinstance(plan, str):
+        return plan, 0.0
     kernel = emit(plan, templates_folder())
     found, began = headers(kernel.entry_header, templates_folder()), time.perf_counter()
     compiled = compile_kernel(kernel, found)
     took = time.perf_counter() - began
     report = parse_ptxas_log(compiled.ptxas_log)[kernel.symbol]
-    return "spills, refused" if report.spill_bytes else "built", took
+    return "refused: spills registers" if report.spill_bytes else "built", took
 
 
 def build_all(args: argparse.Namespace) -> int:
@@ -164,7 +165,7 @@ def build_all(args: argparse.Namespace) -> int:
             _, plain = build(family)
             verdict, took = build(options)
             verdicts[verdict] += 1
-            differences += [took - plain] * (verdict != "refused")
+            differences += [took - plain] * (took > 0)
         rows.append({**family, **verdicts, "median_more_s": round(statistics.median(differences or [0.0]), 3)})
         print(json.dumps(rows[-1]), flush=True)
     if args.json:
@@ -175,7 +176,7 @@ def build_all(args: argparse.Namespace) -> int:
 def build_library(args: argparse.Namespace) -> int:
     """Build random kernels into a library, and print how many."""
     rng = random.Random(args.seed)
-    legal = [options for at in range(args.count) if planned(options := drawn(rng, at))]
+    legal = [options for at in range(args.count) if not isinstance(planned(options := drawn(rng, at)), str)]
     failed: dict[str, str] = {}
     try:
         built = hgemm.generate(legal, library=args.library)
