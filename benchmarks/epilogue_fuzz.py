@@ -7,8 +7,8 @@
 The kernels are of all families in turn, in form atoms. Every third expression is of a gated pair, and every second one has further
 results, where the family has them. The exit status is 1 if a kernel does not compile, or has a wrong result. No GPU is needed.
 
-`--build` compiles expressions of depth 4 to 12 to machine code instead, in tiles of usual sizes. It prints why expressions are refused,
-and compares the time with that of the plain kernel.
+`--build` compiles expressions of depth 4 to 12 to machine code instead, in tiles of usual sizes. It prints why expressions are
+refused, and compares the time with that of the plain kernel.
 
 `--library` builds random kernels into a library. `hgemm verify --device` runs them on a GPU.
 """
