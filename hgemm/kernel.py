@@ -10,6 +10,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from hgemm.arrays import View, stream_handle, view
@@ -182,7 +183,7 @@ def split_inputs(inputs: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict
     for name, one in (inputs or {}).items():
         if isinstance(one, (str, bytes, list, tuple, dict)):
             raise ProblemError(f"input {name} is {one!a:.40}: pass a number for a Scalar, else an array")
-    numbers = {name: float(one) for name, one in (inputs or {}).items() if isinstance(one, (int, float))}
+    numbers = {name: float(one) for name, one in (inputs or {}).items() if isinstance(one, Real)}
     return {name: one for name, one in (inputs or {}).items() if name not in numbers}, numbers
 
 

@@ -196,7 +196,7 @@ def test_a_plan_launches_its_expression(opened: Library, driver: ExpressionDrive
         inputs["gain"] = gain
         plan(**on_gpu(arrays), inputs=on_gpu(inputs))
         assert (arrays["out"] == expected(arrays, inputs, 2.0)).all()
-    run = plan.bind(**on_gpu(arrays), inputs=on_gpu({**inputs, "gain": 2.0}))
+    run = plan.bind(**on_gpu(arrays), inputs=on_gpu({**inputs, "gain": np.float32(2.0)}))
     run()
     assert (arrays["out"] == expected(arrays, {**inputs, "gain": 2.0}, 2.0)).all()
     with pytest.raises(ProblemError, match="has no input more: it has bias, scale, gain, residual"):
