@@ -155,7 +155,7 @@ class StoreBoxes:
 
     @property
     def _most_columns(self) -> int:
-        return min(self.n, self.max_subtile_bytes // self.element_bytes)
+        return max(1, min(self.n, self.max_subtile_bytes // self.element_bytes))  # 1 for the illegal width of 0
 
     @cached_property
     def box_columns(self) -> int:

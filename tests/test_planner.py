@@ -474,6 +474,7 @@ def test_a_change_is_written_as_options(change: dict[str, str], text: str) -> No
 
 @settings(max_examples=80, deadline=None)
 @given(specs.requests)
+@example({"arch": "sm_90a", "cta_tile": Tile(0, 128, 64), "swap_ab": True})
 def test_a_fix_mends_its_rule_breaks_no_other_and_leads_to_a_legal_spec(request_: dict) -> None:
     """Of the spec with all fields as they were planned, as `generate --json --explain` prints it."""
     now, steps = plan_of(resolve(request_)), 0
