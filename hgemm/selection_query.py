@@ -75,7 +75,8 @@ class SelectionQuery:
     Fields: `mappable` is whether TMA supports the strides. `straddling` counts the operands of A and B whose rows do not
         begin on L2 sectors. `expression` is the text of the kind's expression, if known: a kind has its hash only, which
         suffices to select a kernel but not to build one. `align_d_of` is the operand that determines `align_d`: D, C, or a matrix
-        of the expression. `batch_invariant` requires one accumulation order for all m and batches. `cublas_order` prefers the order of cuBLASLt's unsplit kernels.
+        of the expression. `batch_invariant` requires one accumulation order for all m and batches. `cublas_order` prefers the order
+        of cuBLASLt's unsplit kernels.
     """
 
     kind: Kind
