@@ -231,22 +231,23 @@ ONE_OF_EACH_FAMILY = (
 
 
 @pytest.mark.slow
-def test_plain_nvcc_compiles_exported_sources_with_and_without_the_lean_headers(nvcc: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("headers", "output"), [("lean", "-c"), ("cutlass", "-cubin")])
+def test_plain_nvcc_compiles_exported_sources(nvcc: str, tmp_path: Path, headers: str, output: str) -> None:
+    """With the headers of the export as a host compiler sees them, too; with all headers of CUTLASS as device code."""
     kernels = hgemm.generate(ONE_OF_EACH_FAMILY, library=tmp_path / "lib")
     files = source_files(Library(tmp_path / "lib"), [kernel.symbol for kernel in kernels], templates_folder())
     assert len({kernel.record["spec"]["mma"] + kernel.record["spec"]["copy"] for kernel in kernels}) >= 6
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
+    first = "include/cute_lean" if headers == "lean" else cutlass_include()
     for kernel in kernels:
-        for first in ("include/cute_lean", cutlass_include()):
-            number = kernel.record["arch"].removeprefix("sm_")
-            code = f"arch=compute_{number},code=sm_{number}"
-            command = [nvcc, "-std=c++17", "-diag-suppress", "177", "-gencode", code]
-            command += ["-c", "-I", first, "-Iinclude", "-o", "x.o"]
-            command += ["-I", cuda_include() / "cccl", f"instances/{kernel.symbol}.cu"]
-            done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=tmp_path)
-            assert done.returncode == 0 and "warning" not in done.stderr, (kernel.symbol, first, done.stderr)
+        number = kernel.record["arch"].removeprefix("sm_")
+        command = [nvcc, "-std=c++17", "-diag-suppress", "177", f"-gencode=arch=compute_{number},code=sm_{number}"]
+        command += [output, "-I", first, "-Iinclude", "-o", "x.o", "-I", cuda_include() / "cccl"]
+        command += [f"instances/{kernel.symbol}.cu"]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0 and "warning" not in done.stderr, (kernel.symbol, done.stderr)
 
 
 @pytest.mark.slow
