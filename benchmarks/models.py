@@ -6,9 +6,9 @@
 \b
 Rounds alternate: torch, patched, patched, torch. A ratio above 1 means that the patched model is faster.
 Each of the four blocks begins when the card has finished the one before.
-Rounds go on, to four times the usual time, while the error of the ratio exceeds both 1 % and a third of its distance from 1.
+Rounds go on, to three times the usual time, while the error of the ratio exceeds both 1 % and a third of its distance from 1.
 burst:  each round starts on a card that was idle.
-steady: rounds follow each other, after seconds of load.
+steady: rounds follow each other, after up to 2 s of load.
 Attention gets no mask tensor, because all sequences have the same length: it uses torch's causal or full attention.
 Otherwise, transformers (5.17 for example) passes a mask during graph capture, and attention falls to a slower kernel.
 The logits of both models are compared with those of the same weights in float64.
@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +132,29 @@ class Plan:
     """
 
     seconds: float
-    stretch: float = 4.0
+    load_s: float
+    stretch: float = 3.0
     block_ms: float = 15.0
     calls_min: int = 2
-    rounds_min: int = 3
+    rounds_min: int = 8
     idle_s: float = 0.25
-    load_s: float = 2.0
+
+
+@dataclass
+class Budget:
+    """The time of a run, shared among the cases that are left.
+
+    Fields: `until` is a time of time.perf_counter.
+    """
+
+    until: float
+    cases: int
+
+    def plan(self) -> Plan:
+        """Return the plan of the next case. About a third of its share is for what is not measured, such as models and graphs."""
+        share = max(0.0, self.until - time.perf_counter()) / max(1, self.cases)
+        self.cases -= 1
+        return Plan(seconds=0.4 * share, load_s=min(2.0, 0.2 * share))
 
 
 def block_ms(run: Callable[[], object], calls: int) -> float:
@@ -241,7 +258,16 @@ def runner(model: Any, tokens: Any, mode: str) -> Iterator[Callable[[], Any]]:
 # ==== One model ====
 
 
-def measure_model(name: str, dtype: str, layers: int, counts: list[int], modes: list[str], fuse: bool, plan: Plan):
+def measure_model(
+    name: str,
+    dtype: str,
+    layers: int,
+    counts: list[int],
+    modes: list[str],
+    states: list[str],
+    fuse: bool,
+    budget: Budget,
+) -> Iterator[dict[str, Any]]:
     """Yield one row per number of tokens and mode."""
     import torch
 
@@ -267,25 +293,26 @@ def measure_model(name: str, dtype: str, layers: int, counts: list[int], modes: 
             try:
                 with torch.inference_mode(), runner(base, tokens, mode) as one, runner(ours, tokens, mode) as other:
                     runs = {"torch": one, "patched": other}
-                    row |= {state: measure(runs, state, plan) for state in STATES}
+                    row |= {state: measure(runs, state, budget.plan()) for state in states}
             except Exception as error:  # one mode of one model must not end the run
                 row["failed"] = " ".join(str(error).split())[:300]
             yield row
 
 
-HEADER = f"{'model':8} {'dtype':5} {'tokens':>6} {'mode':8} {'torch ms':>9} {'burst':>14} {'steady':>14} {'error':>9} {'torch':>9}"
+def header(states: list[str]) -> str:
+    """Return the names of the columns."""
+    names = "".join(f" {state:>15}" for state in states)
+    return f"{'model':8} {'dtype':5} {'tokens':>6} {'mode':8} {'torch ms':>9}{names} {'error':>9} {'torch':>9}"
 
 
-def line(row: dict[str, Any]) -> str:
-    """Return a row of the table. A state is the ratio and its spread."""
+def line(row: dict[str, Any], states: list[str]) -> str:
+    """Return a row of the table. A state is the ratio and twice its standard error."""
     start = f"{row['model']:8} {row['dtype']:5} {row['tokens']:6} {row['mode']:8}"
     if "failed" in row:
         return f"{start} failed: {row['failed']}"
-    states = " ".join(f"{row[state]['ratio']:7.3f} ({row[state]['spread']:.3f})" for state in STATES)
+    ratios = "".join(f" {row[state]['ratio']:7.3f} ({row[state]['error']:.3f})" for state in states)
     note = "" if row["ok"] else "  error exceeds the bound"
-    return (
-        f"{start} {row['steady']['torch_ms']:9.3f} {states} {row['patched_error']:9.2e} {row['torch_error']:9.2e}{note}"
-    )
+    return f"{start} {row[states[-1]]['torch_ms']:9.3f}{ratios} {row['patched_error']:9.2e} {row['torch_error']:9.2e}{note}"
 
 
 # ==== The command ====
@@ -314,11 +341,18 @@ def _numbers(context: click.Context, option: click.Parameter, text: str) -> list
 @click.option("--dtypes", default="f16,bf16", show_default=True, callback=_words(DTYPES), metavar="WORDS")
 @click.option("--tokens", default="1,16,128,777,2048,4096", show_default=True, callback=_numbers, metavar="NUMBERS")
 @click.option("--modes", default="eager,graph", show_default=True, callback=_words(MODES), metavar="WORDS")
+@click.option("--states", default="burst,steady", show_default=True, callback=_words(STATES), metavar="WORDS")
 @click.option("--layers", type=click.IntRange(1), default=4, show_default=True, help="Layers of each model.")
-@click.option("--library", type=click.Path(path_type=Path), default=Path("emitted"), show_default=True)
+@click.option(
+    "--library",
+    default="emitted",
+    show_default=True,
+    metavar="DIR",
+    help="The library. In build/{model}, the model's name takes the place of {model}.",
+)
 @click.option("--build/--no-build", default=False, show_default=True, help="Build kernels that the library lacks.")
 @click.option("--workspace-bytes", type=int, default=None, help="Size of the workspace; 0 allows none.")
-@click.option("--seconds", type=float, default=240.0, show_default=True, help="Time for all rounds.")
+@click.option("--seconds", type=float, default=240.0, show_default=True, help="Time for everything.")
 @click.option("--fuse/--no-fuse", default=True, show_default=True, help="Compute activations in the kernels.")
 @click.option("--cpp/--no-cpp", default=True, show_default=True, help="Use the operator in C++.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
@@ -327,8 +361,9 @@ def main(
     dtypes: list[str],
     tokens: list[int],
     modes: list[str],
+    states: list[str],
     layers: int,
-    library: Path,
+    library: str,
     build: bool,
     workspace_bytes: int | None,
     seconds: float,
@@ -344,32 +379,34 @@ def main(
     if not torch.cuda.is_available():
         click.echo("models: error: torch finds no GPU here", err=True)
         sys.exit(1)
-    opened = hgemm.open(
-        library, build=build, **({} if workspace_bytes is None else {"workspace_bytes": workspace_bytes})
+    budget = Budget(
+        until=time.perf_counter() + seconds,
+        cases=len(models) * len(dtypes) * len(tokens) * len(modes) * len(states),
     )
-    hgemm.torch.use(opened, cpp=cpp)
-    cases = len(models) * len(dtypes) * len(tokens) * len(modes) * len(STATES)
-    plan = Plan(seconds=seconds / cases * 0.6, load_s=min(2.0, seconds / cases * 0.4))
+    options = {} if workspace_bytes is None else {"workspace_bytes": workspace_bytes}
     document: dict[str, Any] = {
         "device": open_device().name,
         "driver_cuda": driver_cuda(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "date": time.strftime("%Y-%m-%d"),
-        "library": len(opened.symbols),
+        "kernels": {},
         "layers": layers,
         "fuse": fuse,
-        "plan": asdict(plan),
+        "seconds": seconds,
         "unit": "ms; ratio of torch's time to that of the patched model",
         "rows": [],
     }
     rows = document["rows"]
-    click.echo(HEADER)
+    click.echo(header(states))
     for name in models:
+        opened = hgemm.open(library.replace("{model}", name), build=build, **options)
+        document["kernels"][name] = len(opened.symbols)
+        hgemm.torch.use(opened, cpp=cpp)
         for dtype in dtypes:
-            for row in measure_model(name, dtype, layers, tokens, modes, fuse, plan):
+            for row in measure_model(name, dtype, layers, tokens, modes, states, fuse, budget):
                 rows.append(row)
-                click.echo(line(row))
+                click.echo(line(row, states))
                 if json_path:  # a run that ends early keeps its rows
                     json_path.write_text(json.dumps(document, indent=1) + "\n")
             torch.cuda.empty_cache()

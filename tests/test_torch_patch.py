@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 
@@ -204,14 +205,27 @@ def test_the_benchmark_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
 
     order = []
     monkeypatch.setattr(models, "block_ms", lambda run, calls: run())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     runs = {"torch": lambda: order.append("t") or 3.0, "patched": lambda: order.append("p") or 2.0}
     found = models.measure(runs, "steady", models.Plan(seconds=0, load_s=0))
-    assert found == {"ratio": 1.5, "spread": 0.0, "rounds": 3, "torch_ms": 3.0, "patched_ms": 2.0}
-    assert "".join(order) == "tp" + 3 * "tptppt"
+    assert found == {"ratio": 1.5, "spread": 0.0, "error": 0.0, "rounds": 8, "torch_ms": 3.0, "patched_ms": 2.0}
+    assert "".join(order) == "tp" + 8 * "tptppt"
     row = {"model": "llama", "dtype": "f16", "tokens": 1, "mode": "graph", "steady": found, "burst": found}
     row |= {"ok": False, "patched_error": 0.1, "torch_error": 0.001}
-    assert "1.500 (0.000)" in models.line(row) and "error exceeds the bound" in models.line(row)
-    assert models.line({**row, "failed": "out of memory"}).endswith("failed: out of memory")
+    text = models.line(row, ["burst", "steady"])
+    assert text.count("1.500 (0.000)") == 2 and "error exceeds the bound" in text
+    assert models.line({**row, "failed": "out of memory"}, ["steady"]).endswith("failed: out of memory")
+
+
+def test_benchmark_shares_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import models
+
+    now = iter([0.0, 60.0, 200.0])
+    monkeypatch.setattr(models, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    budget = models.Budget(until=100.0, cases=10)
+    plans = [budget.plan() for _ in range(3)]
+    assert [plan.seconds for plan in plans] == pytest.approx([4.0, 0.4 * 40 / 9, 0.0])
+    assert plans[0].load_s == 2.0 and plans[2].load_s == 0.0
 
 
 def test_layers_under_autocast_need_kernels_of_its_type() -> None:
