@@ -89,9 +89,8 @@ def sanitize(args: argparse.Namespace, requests: list[CheckRequest]) -> tuple[li
             counts = [int(match[1]) for match in _SUMMARY.finditer(log)]
             clean = bool(counts) and sum(counts) == 0 and outcome.passed
             summary = next((match[0] for match in _SUMMARY.finditer(log)), "no summary")
-            print(
-                f"{'clean' if clean else 'FOUND'}  {tool:9}  {outcome.symbol}  {summary}  {outcome.reason}", flush=True
-            )
+            label = "clean" if clean else "found" if any(counts) else "failed" if log else "not run"
+            print(f"{label:7}  {tool:9}  {outcome.symbol}  {summary}  {outcome.reason}", flush=True)
             rows.append({"tool": tool, "clean": clean, "summary": summary, **json_of(outcome)})
             if not clean:
                 rows[-1]["log"] = log[-4000:]
