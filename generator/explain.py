@@ -132,7 +132,7 @@ def explanations_text(explanations: Sequence[dict[str, Any]], width: int) -> tup
         for one in explanations
         if not one["legal"]
     )
-    return table.text + broken, table.note("--json prints them. One combination is explained in full")
+    return table.text + broken, table.note(names, "--json prints all columns. One combination is explained in full")
 
 
 def _compared(explanation: dict[str, Any]) -> dict[str, Any]:

@@ -360,6 +360,8 @@ class WordParser:
         word = self.spellings.get(word, word)
         if word in self.words:
             return word
+        if "/" in text:
+            raise RequestError(f"{what} {text!a} is a path; use {', '.join(self.words)}. --library names the folder")
         raise unknown_word(what, text, self.words)
 
 
@@ -846,6 +848,7 @@ _ALSO_CALLED = {
     "output_dir": "library",
     "out_dir": "library",
     "outdir": "library",
+    "to": "library",
 }
 """Names of options in other projects, with the option here."""
 

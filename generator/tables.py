@@ -9,7 +9,7 @@ import csv
 import io
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hgemm.record import Scalar
@@ -81,9 +81,10 @@ class Fitted:
     text: str
     left_out: tuple[str, ...]
 
-    def note(self, fix: str) -> str:
-        """Return a line about the columns that were left out; empty if there are none."""
-        return f"columns left out: {', '.join(self.left_out)}; {fix}" if self.left_out else ""
+    def note(self, names: Collection[str], fix: str) -> str:
+        """Return a line about those of these columns that did not fit; empty if there are none."""
+        missing = [name for name in self.left_out if name in names]
+        return f"no room for {', '.join(missing)}: {fix}" if missing else ""
 
 
 def line_width() -> int:

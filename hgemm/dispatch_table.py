@@ -19,7 +19,7 @@ from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE
 from hgemm.errors import LibraryError, RequestError
 from hgemm.gpus import TYPICAL
-from hgemm.launch import COUNTER_BYTES, PANEL_ROWS, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
+from hgemm.launch import COUNTER_BYTES, PARTIAL_TILES_PER_CTA, SEGMENT_ROWS, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
 from hgemm.model.calibrated import (
@@ -52,12 +52,13 @@ class Row:
 
     Units: elements for tiles and alignments; bytes of one element for `operand_bytes` (A and B) and `result_bytes` (D).
     Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `serial_parts` is 1 if tiles that are not
-        split add k in the parts of those that are. `persistent` CTAs take tiles until none is left. `max_ctas` is the largest grid
-        of stream-K, 0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. An
-        expression with `reductions` of rows stores in the workspace a float for each row and each `panel_columns` of B, and one
-        with `column_reductions` a float for each column of D and each PANEL_ROWS. `parts` are 2 for a gated pair. See Clocks for
-        `tiles_per_sm` to `calibration`. `order` is the accumulation order of launches that do not split k, as a number, 0 if it is
-        unknown or depends on the grid. `cublas_order` is 1 if it is that of cuBLASLt's unsplit kernels.
+        split add k in the parts of those that are. `persistent` CTAs take tiles until none is left. `max_ctas` is the largest
+        grid of stream-K, 0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a
+        workspace. An expression with `reductions` of rows stores in the workspace a float for each row and each
+        `segment_columns` of B, and one with `column_reductions` a float for each column of D and each SEGMENT_ROWS.
+        `gated_parts` is 2 for a gated pair, else 1. See Clocks for `tiles_per_sm` to `calibration`. `order` is the accumulation
+        order of launches that do not split k, as a number, 0 if it is unknown or depends on the grid. `cublas_order` is 1 if it
+        is that of cuBLASLt's unsplit kernels.
     """
 
     symbol: str
@@ -81,10 +82,10 @@ class Row:
     persistent: int
     partial_bytes: int
     max_ctas: int
-    panel_columns: int
+    segment_columns: int
     reductions: int
     column_reductions: int
-    parts: int
+    gated_parts: int
     operand_bytes: int
     result_bytes: int
     tiles_per_sm: int
@@ -136,8 +137,8 @@ class Row:
             places = (self.tiles(m, n) * batch - whole) * splits
         size = places * self.partial_bytes
         if self.reduces:
-            floats = self.reductions * -(-n // self.panel_columns) * m
-            floats += self.column_reductions * -(-m // PANEL_ROWS) * (n // self.parts)
+            floats = self.reductions * -(-n // self.segment_columns) * m
+            floats += self.column_reductions * -(-m // SEGMENT_ROWS) * (n // self.gated_parts)
             size += floats * batch * ACCUMULATOR_BYTES
         return WORKSPACE_COUNTERS * COUNTER_BYTES + size if size else 0
 
@@ -307,10 +308,10 @@ def row_of(
         persistent=int(traits.persistent),
         partial_bytes=traits.partial_bytes,
         max_ctas=traits.max_ctas,
-        panel_columns=traits.panel_columns,
+        segment_columns=traits.segment_columns,
         reductions=len(traits.epilogue.row_reductions) if traits.epilogue else 0,
         column_reductions=len(traits.epilogue.column_reductions) if traits.epilogue else 0,
-        parts=2 if traits.epilogue and traits.epilogue.gated else 1,
+        gated_parts=2 if traits.epilogue and traits.epilogue.gated else 1,
         operand_bytes=DTYPES[traits.dtype_a].bytes,
         result_bytes=DTYPES[traits.dtype_d].bytes,
         tiles_per_sm=clocks.tiles_per_sm,

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hgemm.dtypes import OUTPUTS, type_word
@@ -467,12 +465,12 @@ def _unused(values: Iterable[Any], found: Epilogue) -> list[str]:
     return [one.given.name for one in values if isinstance(one, Value) and one.given and one.given.name not in used]
 
 
-_PACKAGE = str(Path(__file__).parent) + os.sep
-
-
 def _warn_unused(where: str, name: str) -> None:
     level, frame = 1, inspect.currentframe()
-    while frame and frame.f_code.co_filename.startswith(_PACKAGE):  # the warning points to the caller of the package
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "hgemm",
+        "generator",
+    ):  # point to the caller
         level, frame = level + 1, frame.f_back
     warnings.warn(f"{where}: the result does not depend on {name}, so calls cannot pass {name}", stacklevel=level)
 
@@ -593,7 +591,11 @@ def _hint(node: ast.AST) -> str:
         return f": {_LOGIC}"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
         return f": write {node.func.id}({', '.join(_parameters(node.func.id))})"
-    return ""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FUNCTIONS:
+        return f": write {node.func.attr}({', '.join(map(_shown, [node.func.value, *node.args]))})"
+    if isinstance(node, ast.Subscript):
+        return ": a value is one element, without indices"
+    return ": use numbers, such as 1 or 0.5, names, operators and functions" if isinstance(node, ast.expr) else ""
 
 
 def _parameters(name: str) -> list[str]:
@@ -717,7 +719,10 @@ class _Text:
                 self.accumulators.add(name)
                 return self.names[name]
             if name in FUNCTIONS:
-                raise EpilogueError(f"`{name}` is a function: write {name}(...), such as {name}(acc + bias)")
+                raise EpilogueError(
+                    f"`{name}` is a function: write {name}(...), such as {name}(acc + bias). Kernels with a fixed bias or "
+                    "activation have no epilogue: select them by these two options"
+                )
             if name not in USUAL:
                 near = closest_words(name, [*USUAL, *self.names], 1)
                 hint = f"did you mean {near[0]}? Else " if near else ""

@@ -215,7 +215,9 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     counters = used_counters(traits, problem.m, problem.n, problem.batch, problem.options)
     if counters > WORKSPACE_COUNTERS:
         what, fix = (
-            ("rows and columns of tiles are reduced", "") if traits.panel_columns else ("tiles share k", "1 split, or ")
+            ("rows and columns of tiles are reduced", "")
+            if traits.segment_columns
+            else ("tiles share k", "1 split, or ")
         )
         yield f"{counters} {what}: a workspace has counters for {WORKSPACE_COUNTERS}; use {fix}a larger tile"
 
@@ -395,20 +397,20 @@ def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, option
     return WORKSPACE_COUNTERS * COUNTER_BYTES + size if size else 0
 
 
-PANEL_ROWS = 16
+SEGMENT_ROWS = 16
 """Rows of D of a partial reduction of a column."""
 
 
 def reduced_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int:
     """Return the bytes of the partial reductions of an expression.
 
-    Shapes: (reductions of rows, batch, panels of `panel_columns`, m) in f32, then (reductions of columns, batch, panels of
-        PANEL_ROWS, columns of D).
+    Shapes: (reductions of rows, batch, segments of `segment_columns`, m) in f32, then (reductions of columns, batch, segments of
+        SEGMENT_ROWS, columns of D).
     """
-    if not traits.panel_columns or not traits.epilogue:
+    if not traits.segment_columns or not traits.epilogue:
         return 0
-    of_rows = len(traits.epilogue.row_reductions) * -(-n // traits.panel_columns) * m
-    of_columns = len(traits.epilogue.column_reductions) * -(-m // PANEL_ROWS) * traits.columns_of_d(n)
+    of_rows = len(traits.epilogue.row_reductions) * -(-n // traits.segment_columns) * m
+    of_columns = len(traits.epilogue.column_reductions) * -(-m // SEGMENT_ROWS) * traits.columns_of_d(n)
     return (of_rows + of_columns) * batch * DTYPES["f32"].bytes
 
 
@@ -416,7 +418,7 @@ def used_counters(traits: LaunchTraits, m: int, n: int, batch: int = 1, options:
     """Return how many counters a launch uses, the first ones of the workspace: one per tile that CTAs share."""
     if traits.grid_rule == "stream_k":
         return min(tiles(traits, m, n) * batch, PARTIAL_TILES_PER_CTA * traits.max_ctas)
-    if traits.panel_columns and traits.epilogue:  # a reduction: one per row, and one per column of CTA tiles
+    if traits.segment_columns and traits.epilogue:  # a reduction: one per row, and one per column of CTA tiles
         rows = -(-m // traits.tile_m) if traits.epilogue.row_reductions else 0
         return (rows + (-(-n // traits.tile_n) if traits.epilogue.column_reductions else 0)) * batch
     return shared_tiles(traits, m, n, batch, options)

@@ -53,7 +53,7 @@ class LaunchTraits:
         left. `partial_bytes` are those of a tile's partial accumulators in a workspace, 0 if it never needs one. `raster` is
         that of the spec. Grid rule, raster and bias `launch` leave the decision to each launch. With
         an `epilogue`, D is its expression; beta, bias and activation are then off. If that has reductions, those of rows store a
-        number in the workspace for each row of D and each `panel_columns` of B.
+        number in the workspace for each row of D and each `segment_columns` of B.
     """
 
     symbol: str
@@ -92,7 +92,7 @@ class LaunchTraits:
     serial_parts: bool = False
     pointer_arrays: bool = False
     epilogue: Epilogue | None = None
-    panel_columns: int = 0
+    segment_columns: int = 0
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> LaunchTraits:
@@ -128,7 +128,7 @@ class LaunchTraits:
                 serial_parts=spec.get("serial_parts", False),
                 pointer_arrays=spec.get("pointer_arrays", False),
                 epilogue=parse_epilogue(spec.get("epilogue", NONE)),
-                panel_columns=int(str(spec["warp_tile"]).split("x")[1]) if has_reductions(spec) else 0,
+                segment_columns=int(str(spec["warp_tile"]).split("x")[1]) if has_reductions(spec) else 0,
             )
         except EpilogueError as error:
             raise LibraryError(f"the record of {record.get('symbol')}: {error}: regenerate the kernel") from None

@@ -65,4 +65,4 @@ def refusal(stored: StoredKernel, templates: Path) -> str:
     reason = foreign(stored, templates) or foreign_ptx(stored, templates)
     if not reason:
         return ""
-    return f"{reason}, so it is not run: generate it again, or add --trust if you trust who wrote it"
+    return f"{reason}, so it is not run: generate it again, or run `hgemm verify --emulate --trust` if you trust who wrote it"

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,6 @@ from hgemm.junit import JunitSuite, JunitTest, write_junit
 from hgemm.library import reject_file
 from hgemm.record import Scalar
 
-_SECONDS = "seconds"
-"""The column of the time of this run. No record has it, so `hgemm list` cannot show it."""
 _RESOURCES = ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm", "mma_per_k_tile", "cubin_bytes")
 
 
@@ -91,7 +89,7 @@ def run(options: dict[str, Any]) -> int:
     if options["as_json"]:
         _print_records(rows, settings.library)
     else:
-        _print_table([row.cells for row in rows], plans, ["status"], [*_RESOURCES[:3], _SECONDS, *_RESOURCES[3:]])
+        _print_table([row.cells for row in rows], plans, ["status"], [*_RESOURCES[:3], "seconds", *_RESOURCES[3:]])
     if options["junit"]:
         write_junit(options["junit"], "generate", map(_junit_suite, rows))
     for row in rows:
@@ -192,7 +190,7 @@ def _dry_run(plans: Sequence[Plan], settings: Settings, recipes: Mapping[Plan, s
         click.echo(json.dumps(rows, indent=1))
     else:
         required = [*(["recipe"] if recipes else []), "status"]
-        _print_table(rows, plans, required, [], "--explain --json prints them")
+        _print_table(rows, plans, required, [], "use --explain --json")
     return 0
 
 
@@ -201,11 +199,11 @@ def _print_table(
     plans: Sequence[Plan],
     required: Sequence[str],
     optional: Sequence[str],
-    fix: str = "`hgemm list --columns NAMES` shows them",
+    fix: str = "use `hgemm list --columns NAMES`",
 ) -> None:
     """Print a table that fits a line: the required columns, the fields in which the plans differ, and the optional columns.
 
-    `fix` says how to see the columns that do not fit.
+    `fix` says how to see a differing field that does not fit.
     """
     specs = [plan.spec.to_dict() for plan in plans]
     other = differing({name: {spec[name] for spec in specs} for name in BY_FIELD})
@@ -213,9 +211,7 @@ def _print_table(
     required = [*required, *epilogue.required_columns(other)]
     table = fitted(whole, required, [*optional[:1], *other, *optional[1:]], line_width())
     click.echo(table.text, nl=False)
-    listed = tuple(name for name in table.left_out if name != _SECONDS)
-    note = replace(table, left_out=listed).note(fix)
-    if note:
+    if note := table.note(other, fix):
         click.echo(f"generate: {note}", err=True)
 
 

@@ -137,7 +137,7 @@ def _print_table(rows: list[dict[str, Scalar]], required: list[str]) -> None:
     required = [*required, *epilogue.required_columns(other)]
     table = fitted(rows, required, ["registers", *computed, *other, *DEFAULT_COLUMNS], line_width())
     click.echo(table.text, nl=False)
-    note = table.note("--columns NAMES shows them")
+    note = table.note([*computed, *other], "use --columns NAMES")
     if note:
         click.echo(f"hgemm: {note}", err=True)
 

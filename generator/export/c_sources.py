@@ -330,7 +330,7 @@ _BOUNDS = {
     "partial_bytes": (0, 4 * MAX_TILE**2),
     "max_ctas": (0, MAX_GRID_CTAS),
     **dict.fromkeys(("reductions", "column_reductions"), (0, MAX_REDUCTIONS)),
-    "parts": (1, 2),
+    "gated_parts": (1, 2),
     "tiles_per_sm": (1, 64),
     "unusable_sms": (0, 2**16),
     "order": (0, 2**32 - 1),
@@ -345,7 +345,7 @@ def check_row(row: Row) -> None:
     bounds = {name: _BOUNDS.get(name, (0, MAX_CLOCKS - 1)) for name in numbers}
     numbers |= {"m of a cluster": row.tile_m * row.cluster_m, "n of a cluster": row.tile_n * row.cluster_n}
     bounds |= dict.fromkeys(("m of a cluster", "n of a cluster"), (1, MAX_CLUSTER_EXTENT))
-    bounds["panel_columns"] = (int(row.reductions > 0), MAX_TILE)
+    bounds["segment_columns"] = (int(row.reductions > 0), MAX_TILE)
     for name, (low, high) in bounds.items():
         if not low <= numbers[name] <= high:
             raise LibraryError(

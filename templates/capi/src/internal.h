@@ -27,9 +27,9 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t persistent;                     /* 1 if CTAs take tiles until none is left */
   uint32_t partial_bytes;                  /* partial accumulators of a tile in a workspace; 0 if no launch needs one */
   uint32_t max_ctas;                       /* largest grid of stream-K; 0 for kernels that have none */
-  uint32_t panel_columns, reductions;      /* a workspace has a float for each reduction, row and panel of so many columns of B */
-  uint32_t column_reductions;              /* and one for each reduction, column of D and panel of PANEL_ROWS rows */
-  uint32_t parts;                          /* columns of B for a column of D: 2 for a gated pair */
+  uint32_t segment_columns, reductions;    /* a workspace has a float for each reduction, row and segment of these columns of B */
+  uint32_t column_reductions;              /* and one for each reduction, column of D and segment of SEGMENT_ROWS rows */
+  uint32_t gated_parts;                    /* columns of B for a column of D: 2 for a gated pair */
   /* Coefficients of the cost model; see Clocks in hgemm/dispatch_table.py. */
   uint32_t operand_bytes, result_bytes, tiles_per_sm, cluster_ctas, unusable_sms;
   uint32_t k_tile_clocks, straddling_clocks, tile_clocks, single_k_tile_clocks, single_tile_clocks, launch_clocks;

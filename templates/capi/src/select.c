@@ -20,7 +20,7 @@
 #define BIAS_MASK (UINT32_C(15) << 20)
 #define BIAS_AT_LAUNCH ((uint32_t)HGEMM_BIAS_LAUNCH << 20)
 enum { OF_KERNEL = 2 }; /* a value of hgemm_row.calibration */
-enum { COUNTER_BYTES = 4, PARTIAL_TILES_PER_CTA = 2, PANEL_ROWS = 16, AGAIN_BITS = 12 };
+enum { COUNTER_BYTES = 4, PARTIAL_TILES_PER_CTA = 2, SEGMENT_ROWS = 16, AGAIN_BITS = 12 };
 
 /* The options of launches that decide their splits and raster. */
 enum { MIN_SPLIT_K_TILES = 4, MAX_SPLIT_WAVES = 2, SPLITS_COUNT = 14, GROUPS_COUNT = 6 };
@@ -101,7 +101,7 @@ static void choose_surveys(hgemm_target *target) {
 int hgemm_has_divisors(hgemm_row const *row) {
   return row->tile_m * row->cluster_m != 0 && row->tile_n * row->cluster_n != 0 && row->cluster_m * row->cluster_n != 0 &&
          row->tile_k != 0 && row->cluster_ctas != 0 && row->tiles_per_sm != 0 && row->splits != 0 &&
-         row->parts != 0 && (row->reductions == 0 || row->panel_columns != 0);
+         row->gated_parts != 0 && (row->reductions == 0 || row->segment_columns != 0);
 }
 
 /* wave_class of calibrated.py. */
@@ -158,18 +158,18 @@ static uint64_t reduced_tiles(hgemm_row const *row, hgemm_query const *q) {
   return (rows + columns) * (uint64_t)q->batch;
 }
 
-/* Returns the bytes of partial reductions: floats of (reductions, batch, panels, extent). */
-static uint64_t partials_of(uint32_t reductions, uint32_t panels, uint64_t extent, hgemm_query const *q) {
+/* Returns the bytes of partial reductions: floats of (reductions, batch, segments, extent). */
+static uint64_t partials_of(uint32_t reductions, uint32_t segments, uint64_t extent, hgemm_query const *q) {
   if (reductions == 0) return 0;
-  return product(product(extent * panels, (uint64_t)q->batch), reductions * sizeof(float));
+  return product(product(extent * segments, (uint64_t)q->batch), reductions * sizeof(float));
 }
 
-/* Those of rows, in panels of columns of B, and those of columns, in panels of rows. */
+/* Those of rows, in segments of columns of B, and those of columns, in segments of rows. */
 static uint64_t reduced_bytes(hgemm_row const *row, hgemm_query const *q) {
-  uint32_t const panels = row->reductions > 0 ? ceil_div((uint32_t)q->n, row->panel_columns) : 1;
-  uint64_t const columns = (uint64_t)q->n / row->parts;
-  return partials_of(row->reductions, panels, (uint64_t)q->m, q) +
-         partials_of(row->column_reductions, ceil_div((uint32_t)q->m, PANEL_ROWS), columns, q);
+  uint32_t const segments = row->reductions > 0 ? ceil_div((uint32_t)q->n, row->segment_columns) : 1;
+  uint64_t const columns = (uint64_t)q->n / row->gated_parts;
+  return partials_of(row->reductions, segments, (uint64_t)q->m, q) +
+         partials_of(row->column_reductions, ceil_div((uint32_t)q->m, SEGMENT_ROWS), columns, q);
 }
 
 int hgemm_has_counters(hgemm_row const *row, hgemm_query const *q, uint64_t tiles) {
