@@ -298,4 +298,9 @@ def _advice(plan: Plan, change: Change, asked: Collection[str]) -> str:
 
 def options_of(change: Change) -> str:
     """Write a change as options: `--stages 3 --fragment-stages 1`."""
+    if "dtype_a" in change and change["dtype_a"] == change.get("dtype_b"):
+        change = {
+            "dtype": change["dtype_a"],
+            **{name: change[name] for name in change if name not in ("dtype_a", "dtype_b")},
+        }
     return " ".join(f"--{_OPTIONS.get(name, name).replace('_', '-')} {text}" for name, text in change.items())

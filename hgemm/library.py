@@ -374,10 +374,11 @@ class Library:
         found = [one for one in self.symbols if one.startswith(prefix) or one.rpartition("_")[2] == prefix]
         if prefix in found:
             found = [prefix]
-        if len(found) != 1:
+        if not found:
+            raise RequestError(f"no symbol in {self.folder} begins with {prefix!a}: `library.symbols` lists them")
+        if len(found) > 1:
             shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
-            more = f": {shown}" if found else ""
-            raise RequestError(f"{prefix!a} is the beginning of {len(found)} symbols of {self.folder}{more}")
+            raise RequestError(f"{len(found)} symbols in {self.folder} begin with {prefix!a}; write one whole: {shown}")
         return self.kernel(found[0])
 
     @cached_property

@@ -323,7 +323,8 @@ class Selector:
         kinds = {self.table.groups[place].kind for _, place in self.groups}
         if not kinds:
             archs = sorted({group.arch for group in self.table.groups})
-            return f"no kernel runs on {self.target.name}: the library has {', '.join(archs) or 'none'}"
+            fix = f"`generate --catalog --arch {self.target.number}{library_suffix(self.library)}` adds some"
+            return f"no kernel runs on {self.target.name}: the library has {', '.join(archs) or 'none'}; {fix}"
         if query.kind.epilogue != NONE and not any(kind_supports(kind, query.kind.code) for kind in kinds):
             return f"no kernel computes {query.kind} on {self.target.name}: make one with `{self._expression_command(query)}`"
         if query.kind.dtype_a != query.kind.dtype_b or query.kind.dtype_a == "f32":

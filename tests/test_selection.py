@@ -318,7 +318,9 @@ def test_no_kernel_is_told_with_what_is_missing() -> None:
         wgmma = [record for record in catalog_records() if "_sm90a_tn_" in record["symbol"]][:1]
         Selector(DispatchTable.of(wgmma), H200).choose(SelectionQuery(Kind(), 64, 64, 64, align_a=1))
     only_80 = Selector(DispatchTable.of(r for r in catalog_records() if r["arch"] == "sm_120"), H200)
-    with pytest.raises(UnsupportedError, match="no kernel runs on sm_90: the library has sm_120"):
+    with pytest.raises(
+        UnsupportedError, match="no kernel runs on sm_90: the library has sm_120; `generate --catalog --arch 90"
+    ):
         only_80.choose(SelectionQuery(Kind(), 1, 1, 1))
 
 

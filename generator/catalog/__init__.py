@@ -55,7 +55,7 @@ def load_catalog(names: Sequence[str] = (ALL,), without: Sequence[str] = ()) -> 
     unknown = [name for name in named if name not in (ALL, *known, *extra)]
     if unknown or not named:
         problem = f"has no group {unknown[0]!a}" if unknown else "names no group"
-        groups = f"the groups are {', '.join(known)} ({ALL} for these), and {', '.join(extra)}"
+        groups = f"the groups are {', '.join(known)}, {', '.join(extra)}. '{ALL}' means all of these except {', '.join(extra)}"
         raise RequestError(f"--catalog {problem}: {groups}")
     chosen = [name for name in named if name != ALL]
     if ALL in named:

@@ -113,7 +113,7 @@ class _Parser:
     def parse(self) -> Node:
         node = self._expression(depth=0)
         if self._peek() != ("end", ""):
-            raise self._expected("and, or, or the end")
+            raise self._expected("`and` or `or`")
         return node
 
     def _peek(self) -> tuple[str, str]:
@@ -132,8 +132,9 @@ class _Parser:
         return True
 
     def _expected(self, what: str) -> RequestError:
-        found = self._peek()[1] or "the end"
-        return RequestError(f"--where expects {what}, not {found!a}: write it as \"registers<=128 and layout='tn'\"")
+        kind, found = self._peek()
+        shown = "but it ends" if kind == "end" else f"not {found!a}"
+        return RequestError(f"--where expects {what}, {shown}: write it as \"registers<=128 and layout='tn'\"")
 
     def _expression(self, depth: int) -> Node:
         items = [self._term(depth)]
