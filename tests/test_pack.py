@@ -20,7 +20,7 @@ from generator.pack.models import MODELS, Layer, distinct, model_of_module, mode
 from generator.spec import symbol_of
 from generator.store.library import Library
 from generator.tuning import catalog_tiles, planned_record
-from hgemm.dispatch_table import DispatchTable
+from hgemm.dispatch_table import DispatchTable, clocks_of
 from hgemm.packed import read_pack
 from hgemm.problem import Kind
 from hgemm.selection import Selector
@@ -310,6 +310,35 @@ def test_a_library_selects_what_the_pack_says(chooser: PackChooser) -> None:
         query = SelectionQuery.dense(one.kind, (one.first, *sizes[one.layer], 1), 0)
         clocks = {other.symbol: other.clocks for other in selector.ranked(query)}
         assert selector.choose(query).clocks == clocks[one.symbol]
+
+
+def test_kernels_with_an_activation_are_chosen_for_more_rows(chooser: PackChooser) -> None:
+    rows = {
+        word: {one.query.m for one in chooser.problems if one.query.kind.activation == word}
+        for word in ("none", "silu")
+    }
+    assert {1, 31, 784, 1000 - 1000 % 16, 2048} <= rows["silu"] and 784 not in rows["none"]
+    assert rows["none"] <= rows["silu"]
+
+
+def test_silu_takes_time_that_other_tiles_of_the_sm_hide_in_part() -> None:
+    kind = Kind("tn", "f16", "f16", "f16")
+    query = SelectionQuery.dense(kind, (2048, 4096, 4096, 1), 0)
+    added: dict[int, set[float]] = {}
+    for plain in candidates_for(kind, query, "sm_90a"):
+        if plain.row.tile_m < 64:  # a few clocks, rounded
+            continue
+        record = planned_record(plain.plan)
+        before, after = (
+            clocks_of({**record, "spec": {**record["spec"], "activation": word}}) for word in ("none", "silu")
+        )
+        assert after.single_tile > before.single_tile and after.k_tile == before.k_tile
+        share = (after.tile - before.tile) / (after.single_tile - before.single_tile)
+        added.setdefault(before.tiles_per_sm, set()).add(round(share, 2))
+    assert added[1] == {1.0} and added[2] <= {0.49, 0.5}
+    (small, *_) = candidates_for(kind, query, "sm_80")
+    record = planned_record(small.plan)
+    assert clocks_of({**record, "spec": {**record["spec"], "activation": "silu"}}) == clocks_of(record)
 
 
 def test_kernels_run_on_wgmma_where_the_alignment_allows_it() -> None:

@@ -46,6 +46,9 @@ selected by estimates, reach 96, 95, 94 and 94 % of the speed of the best measur
 """
 NEAR = (TREE_ONE + MAX_CHANGE) / (TREE_ONE - MAX_CHANGE)
 """Trees may make a candidate the best if its estimate is at most this multiple of the lowest one."""
+ROWS_PER_OCTAVE = 32
+"""Numbers of rows from a power of two to the next for which kernels with an activation are chosen. For others, the grid of
+hgemm.octave_grid is enough: they are also in the catalog, which has no activation."""
 INPUTS = tuple(word for word in TYPES if word != "f32")
 """The types that kernels multiply."""
 DEFAULT_DTYPE = "f16"
@@ -131,6 +134,16 @@ class PackedKernels:
     worst_loss: float
 
 
+def _close_rows(first: int, last: int) -> list[int]:
+    """Return numbers of rows with both ends, in ascending order: ROWS_PER_OCTAVE for each octave, or all of them."""
+    found, rows = [], first
+    while rows < last:
+        found.append(rows)
+        step = max(1, (1 << rows.bit_length() - 1) // ROWS_PER_OCTAVE)
+        rows = (rows // step + 1) * step
+    return [*found, last]
+
+
 class PackChooser:
     """Chooses the kernels of a pack for layers of one type on one architecture. Each kind is estimated once."""
 
@@ -149,7 +162,7 @@ class PackChooser:
             PackProblem(layer, SelectionQuery.dense(kind, (m, layer.n, layer.k, 1), workspace))
             for layer in layers
             for kind in layer.kinds(dtype)
-            for m in self.rows
+            for m in (self.rows if kind.activation == "none" else _close_rows(*rows))
             for workspace in WORKSPACES
         ]
         self.candidates = self._found()
