@@ -393,16 +393,13 @@ def prove_command(family: str, seed: int, count: int, jobs: int, json_path: Path
 def registers_command(seconds: float, processes: int, seed: int, family: str) -> None:
     """Compile random specs, and compare their registers with the estimate.
 
-    Writes a row per kernel to benchmarks/data/registers.json and the counts to confusion.json beside it; of other families, with
-    their name, as in confusion_wgmma.json.
+    Writes the counts to benchmarks/data/confusion.json; of other families, with their name, as in confusion_wgmma.json.
     """
     with ProcessPoolExecutor(processes) as pool:
         seeds = [seed * 1000 + process for process in range(processes)]
         parts = pool.map(sample, seeds, *([value] * len(seeds) for value in (seconds, family)))
         rows = [row for part in parts for row in part]
     suffix = "" if family == "mma.sync" else f"_{family.replace('.', '_')}"
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    (FOLDER / f"registers{suffix}.json").write_text(f"[\n{lines}\n]\n")
     table = {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "compilers": versions(),

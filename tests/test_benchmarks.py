@@ -12,12 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import batch_invariance, compile_time, cost_model, cutlass, models, verdicts
+from benchmarks import batch_invariance, compile_time, cost_model, cutlass, models
 from benchmarks.cost_model import Configuration, asked, distance, matched
 from benchmarks.cpi import Failed, check_code, compile_for, judge, measure, probes
-from benchmarks.verdicts import SOUND, VERDICTS, Case
 from generator.build.inspect import MachineCode, disassemble, read_cubin
-from generator.device_check import CheckOutcome
 from hgemm.bench.protocol import Ratio
 from hgemm.bench.work import Work
 from hgemm.errors import LibraryError
@@ -142,59 +140,6 @@ def test_without_it_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(LibraryError, match="does not run nvMatmulHeuristics: .*nvMatmulHeuristics"):
         asked(Path(sys.executable), [(8, 8, 8)])
-
-
-# ==== Verdicts of the CPU and of a GPU ================================================================================
-
-
-def case(name: str, passed: bool, numbers_passed: bool, *kinds: str, library: str = "fault") -> Case:
-    return Case(library, "hgemm_x", name, passed, numbers_passed, kinds)
-
-
-def check(name: str, passed: bool) -> dict:
-    return {"case": name, "passed": passed, "reason": "" if passed else "off", "max_bound_ratio": 0.0, "max_error": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("mine", "gpu_passed", "stands"),
-    [
-        (case("a", True, True), True, "agrees"),
-        (case("a", False, False), False, "agrees"),
-        (case("a", False, True, "race"), False, "agrees"),
-        (case("a", False, True, "race"), True, "latent"),
-        (case("a", False, False, "race"), True, "latent"),
-        (case("a", False, False), True, "disagrees"),
-        (case("a", True, True), False, "disagrees"),
-    ],
-)
-def test_a_finding_that_did_no_harm_is_no_disagreement(mine: Case, gpu_passed: bool, stands: str) -> None:
-    assert mine.against(gpu_passed) == stands
-
-
-def test_cases_that_the_device_did_not_come_to_are_left_out() -> None:
-    cases = [
-        case("8x8x8 alpha=1", True, True),
-        case("1x1x1", False, False, "bounds"),
-        case("2x2x2", False, True, "race"),
-    ]
-    outcome = CheckOutcome("hgemm_x", (check("8x8x8 alpha=1", True),), error="1x1x1: cannot launch: ILLEGAL_ADDRESS")
-    rows = list(verdicts._compared(cases, outcome))
-    assert [(row["case"], row["gpu_passed"], row["stands"]) for row in rows] == [
-        ("8x8x8 alpha=1", True, "agrees"),
-        ("1x1x1", False, "agrees"),
-    ]
-
-
-def test_the_summary_counts_sound_and_faulty_kernels_apart(tmp_path, capsys) -> None:
-    cases = [case("a", True, True, library=SOUND), case("b", False, True, "race")]
-    outcomes = [CheckOutcome("hgemm_x", (check("a", True),)), CheckOutcome("hgemm_x", (check("b", True),))]
-    rows = [row for one, outcome in zip(cases, outcomes) for row in verdicts._compared([one], outcome)]
-    path = tmp_path / VERDICTS
-    assert verdicts._summed_up(rows, {"executor": "e"}, "GPU", 13000, path) == 0
-    found = json.loads(path.read_text())
-    assert found["counts"] == {"sound": {"agrees": 1}, "faulty": {"latent": 1}} and found["kernels"] == 2
-    assert capsys.readouterr().out == "sound kernels: 1 cases agrees\nfaulty kernels: 1 cases latent\n"
-    assert verdicts._summed_up([], {"executor": "e"}, "GPU", 13000, None) == 1
 
 
 # ==== Probes of instruction costs =====================================================================================

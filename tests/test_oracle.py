@@ -12,7 +12,7 @@ import random
 import pytest
 from conftest import ROOT
 
-from benchmarks.random_specs import confusion, draw
+from benchmarks.random_specs import draw
 from generator.arch import ARCHS
 from generator.build.compile import compile_kernel, supported_archs
 from generator.build.emit import emit
@@ -144,14 +144,9 @@ def test_what_is_rejected_for_its_registers_spills() -> None:
     assert sum(spill) >= (1 - MAX_WRONGLY_REJECTED) * REJECTED
 
 
-@pytest.mark.parametrize(("family", "even", "near"), [("", 300, 500), ("_wgmma", 100, 150)])
-def test_the_large_sample_is_kept_and_keeps_its_promise(family: str, even: int, near: int) -> None:
-    folder = ROOT / "benchmarks" / "data"
-    table = json.loads((folder / f"confusion{family}.json").read_text())
-    rows = json.loads((folder / f"registers{family}.json").read_text())
-    for sample, least in (("even", even), ("near", near)):
-        drawn = [row for row in rows if row["sample"] == sample]
-        assert len(drawn) >= least and table[sample] == confusion(drawn)
+@pytest.mark.parametrize("family", ["", "_wgmma"])
+def test_the_large_sample_keeps_its_promise(family: str) -> None:
+    table = json.loads((ROOT / "benchmarks" / "data" / f"confusion{family}.json").read_text())
     accepted = [table[sample]["accepted"] for sample in ("even", "near")]
     spill, fine = (sum(counts[outcome] for counts in accepted) for outcome in ("spill", "fine"))
     assert spill <= MAX_WRONGLY_ACCEPTED * (spill + fine) and table["even"]["rejected"]["wrong"] <= 0.4

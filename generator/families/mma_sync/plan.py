@@ -446,7 +446,7 @@ def _mainloop_registers(plan: MmaSyncPlan) -> float:
 
 # ---- Copies through registers: a fit of their own, with a larger margin ---------------------------------------------
 #
-# Their default tiles are near the limit, and were measured. Source: benchmarks/data/registers_register_copy.json.
+# Their default tiles are near the limit, and were measured. Source: benchmarks/data/confusion_register_copy.json.
 
 
 @dataclass(frozen=True)
