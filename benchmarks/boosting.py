@@ -1,4 +1,8 @@
-"""Gradient boosting with histograms: regression trees for hgemm/model/trees.py, grown by the largest gain first."""
+"""Gradient boosting with histograms: regression trees for hgemm/model/trees.py, grown by the largest gain first.
+
+Trees learn two things: the errors of estimates, and which launch of a problem is fast. The second is the expected loss if a launch
+is chosen at random, by its estimate: faster ones more often. It concerns the launches that compete for the first place.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,48 @@ import numpy as np
 
 from hgemm.model.trees import LEAF, ONE, Node, Tree
 
-TREES, LEAVES, RATE = 40, 64, 0.15
+TREES, LEAVES, DEPTH, RATE = 80, 96, 10, 0.12
 BINS = 64
 PULL, LEAST_WEIGHT = 15.0, 15.0
 """A leaf's mean is that of its launches and of PULL launches without an error. A leaf has launches of LEAST_WEIGHT at least."""
+
+
+LOSS_PART, CHOICE_SPREAD, LARGEST_LOSS = 0.3, 0.015, 0.4
+"""Weight of the expected loss beside that of squared errors; the part by which estimates of launches that are chosen about equally
+often differ; larger losses count as this one. Source: cross-validation."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Launches that trees learn from. Shapes: `features` (launch, feature) of int; all others (launch,).
+
+    `errors` are logarithms of times over estimates, relative to those of their problem. `problems` number the problems from 0 on.
+    Times and estimates may have any unit. `weights` are those of errors, `counts` those of a problem's expected loss.
+    """
+
+    features: np.ndarray
+    errors: np.ndarray
+    weights: np.ndarray
+    problems: np.ndarray
+    counts: np.ndarray
+    times: np.ndarray
+    estimates: np.ndarray
+
+    def slopes(self, changes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return how trees should change the logarithms of estimates, and the curvatures of that. Shapes: (launch,) each."""
+        logs, count = np.log(self.estimates) + changes, int(self.problems.max(initial=-1)) + 1
+        lowest, fastest = np.full(count, np.inf), np.full(count, np.inf)
+        np.minimum.at(lowest, self.problems, logs)
+        np.minimum.at(fastest, self.problems, self.times)
+        chances = np.exp((lowest[self.problems] - logs) / CHOICE_SPREAD)
+        chances = chances / np.bincount(self.problems, chances, count)[self.problems]
+        losses = np.minimum(np.log(self.times / fastest[self.problems]), LARGEST_LOSS)
+        excess = losses - np.bincount(self.problems, chances * losses, count)[self.problems]
+        part = LOSS_PART * self.counts * chances
+        return (
+            self.weights * (self.errors - changes) + part * excess / CHOICE_SPREAD,
+            self.weights + part * (1 - chances),
+        )
 
 
 @dataclass(frozen=True)
@@ -22,16 +64,17 @@ class _Split:
     place: int
 
 
-def boosted(features: np.ndarray, errors: np.ndarray, weights: np.ndarray, trees: int = TREES) -> list[Tree]:
-    """Return trees whose sum is about `errors`. Shapes: features (launch, feature) of int; errors and weights (launch,)."""
+def boosted(examples: Examples, trees: int = TREES) -> list[Tree]:
+    """Return trees whose sum is about `errors`, and whose choice among the launches of a problem loses little."""
+    features, found = examples.features, []
     bounds = [_bounds(column) for column in features.T]
     codes = np.stack([np.searchsorted(its, column) for its, column in zip(bounds, features.T)], axis=1)
     codes = codes + BINS * np.arange(features.shape[1])
-    left, found = np.array(errors, float), []
+    changes = np.zeros(len(features))
     for _ in range(trees):
-        tree, predicted = _grown(codes, bounds, left, weights)
+        tree, predicted = _grown(codes, bounds, *examples.slopes(changes))
         found.append(tree)
-        left = left - predicted
+        changes = changes + predicted
     return found
 
 
@@ -44,17 +87,17 @@ def _bounds(column: np.ndarray) -> np.ndarray:
 
 
 def _grown(
-    codes: np.ndarray, bounds: list[np.ndarray], errors: np.ndarray, weights: np.ndarray
+    codes: np.ndarray, bounds: list[np.ndarray], slopes: np.ndarray, curvatures: np.ndarray
 ) -> tuple[Tree, np.ndarray]:
     """Return a tree with LEAVES leaves, and its values. Shapes: (launch,)."""
-    weighted, count = weights * errors, codes.shape[1]
+    count = codes.shape[1]
 
     def histograms(launches: np.ndarray) -> np.ndarray:
-        """Return sums of weights and of weighted errors by bin. Shapes: (2, feature, BINS)."""
+        """Return sums of curvatures and of slopes by bin. Shapes: (2, feature, BINS)."""
         its = codes[launches].ravel()
         sums = [
             np.bincount(its, np.repeat(one[launches], count), count * BINS).reshape(count, BINS)
-            for one in (weights, weighted)
+            for one in (curvatures, slopes)
         ]
         return np.stack(sums)
 
@@ -69,7 +112,7 @@ def _grown(
 
     launches_of = {0: np.arange(len(codes))}
     sums_of = {0: histograms(launches_of[0])}
-    splits, children = {0: best_split(sums_of[0])}, {}
+    splits, children, depths = {0: best_split(sums_of[0])}, {}, {0: 0}
     waiting = [(-splits[0].gain, 0)]
     while waiting and len(children) < LEAVES - 1:
         gain, node = heapq.heappop(waiting)
@@ -84,12 +127,13 @@ def _grown(
         sums_of[names[1 - few]] = sums_of.pop(node) - sums_of[names[few]]
         children[node] = names
         for name, part in zip(names, both):
-            launches_of[name], splits[name] = part, best_split(sums_of[name])
-            heapq.heappush(waiting, (-splits[name].gain, name))
+            launches_of[name], splits[name], depths[name] = part, best_split(sums_of[name]), depths[node] + 1
+            if depths[name] < DEPTH:
+                heapq.heappush(waiting, (-splits[name].gain, name))
     predicted, values = np.zeros(len(codes)), {}
     for node, launches in launches_of.items():
-        weight, error = sums_of[node][:, 0].sum(axis=1)
-        values[node] = round(ONE * RATE * error / (weight + PULL))
+        curvature, slope = sums_of[node][:, 0].sum(axis=1)
+        values[node] = round(ONE * RATE * slope / (curvature + PULL))
         predicted[launches] = values[node] / ONE
 
     def nodes(node: int) -> list[Node]:

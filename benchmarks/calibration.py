@@ -26,7 +26,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.boosting import boosted
+from benchmarks.boosting import Examples, boosted
 from generator.build.emit import emit
 from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
@@ -194,10 +194,12 @@ OPTIONS = {"cta_tile": "tile"}
 """Fields of an identity whose option has another name."""
 DERIVED = {"tma": ("form", "copy", "mma"), "ldg": ("form", "mma", "consumers", "cooperation", "cluster", "swap_ab")}
 """Fields of an identity that follow from the others, by its copy."""
+CTAS_PER_SM = {("ldg", "8x16x128"): {"ctas_per_sm": "4"}}
+"""Options of kernels by copy and tile, as in the catalog, if they are not the default. No identity has them."""
 MMA_SYNC = {"copy": "cp_async", "mma": "m16n8k16"}
-MMA_SYNC_TILES = ("128x128x32", "16x64x64")
-"""The mma.sync kernels that are calibrated: that of all layouts, and that of few rows in tt. No identity determines their specs, so
-they are the catalog's."""
+MMA_SYNC_TILES = ("128x128x32", "16x64x64", "16x128x64")
+"""The mma.sync kernels that are calibrated: that of all layouts, and those of few rows in tt and tn. No identity determines their
+specs, so they are the catalog's."""
 
 
 def rows_of(documents: Sequence[Mapping[str, Any]], calibrated: Calibration = NONE) -> dict[KernelKey, Row]:
@@ -210,6 +212,7 @@ def rows_of(documents: Sequence[Mapping[str, Any]], calibrated: Calibration = NO
     requests = [
         {"layout": layout}
         | {OPTIONS.get(name, name): word for name, word in named.items() if name not in DERIVED[named["copy"]]}
+        | CTAS_PER_SM.get((named["copy"], named["cta_tile"]), {})
         for named, layout in ((dict(zip((*IDENTITY, *NEARLY), words)), layout) for words, layout in every)
         if named["copy"] in DERIVED
     ]
@@ -546,7 +549,7 @@ def fitted(launches: Launches, named: Mapping[KernelKey, Row]) -> Fitted:
     return Fitted(np.exp(shared[0]), np.exp(groups), np.exp(spanned - groups), factors, waves)
 
 
-TREES_FAR = 0.4
+TREES_FAR = 0.2
 """A launch counts for the trees if its estimate exceeds the lowest of its problem by less than this part."""
 
 
@@ -562,14 +565,25 @@ def grown(launches: Launches, rows: Sequence[Row], factors: np.ndarray, waves: n
     best = np.full(count, np.inf)
     np.minimum.at(best, launches.at, plain)
     far = plain / best[launches.at] - 1
-    weights = launches.weight / max(WEIGHTS.values()) * np.clip(1 - far / TREES_FAR, LEAST_WEIGHT, 1)
+    counts = launches.weight / max(WEIGHTS.values())
+    weights = counts * np.clip(1 - far / TREES_FAR, LEAST_WEIGHT, 1)
     errors = np.log(launches.time_us / plain)
     means = np.bincount(launches.at, weights * errors, count) / np.maximum(
         np.bincount(launches.at, weights, count), 1e-9
     )
     errors = np.clip(errors - means[launches.at], -LARGEST_ERROR, LARGEST_ERROR)
     near = far < TREES_FAR
-    return boosted(features(launches[near], rows, factors, estimates[near]), errors[near], weights[near])
+    return boosted(
+        Examples(
+            features(launches[near], rows, factors, estimates[near]),
+            errors=errors[near],
+            weights=weights[near],
+            problems=np.unique(launches.at[near], return_inverse=True)[1],
+            counts=counts[near],
+            times=launches.time_us[near],
+            estimates=plain[near],
+        )
+    )
 
 
 WAVE_PULL, WAVE_STEPS, WAVE_FAR, LARGEST_ERROR, LARGEST_FALL = 10, 4, 0.4, 0.3, 0.08

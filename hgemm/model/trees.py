@@ -19,7 +19,7 @@ FEATURES = (
 """What a node may compare. See hgemm.dispatch_table.features_of for their values."""
 ONE = 1 << 14
 """A factor of 1."""
-MAX_CHANGE = ONE * 15 // 100
+MAX_CHANGE = ONE // 10
 """The most that trees add to ONE, or subtract from it."""
 MAX_NODES = 1 << 16
 LEAF = -1

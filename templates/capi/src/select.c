@@ -398,7 +398,9 @@ static uint64_t refined(hgemm_target const *target, uint32_t index, hgemm_query 
         (int64_t)(1000 * dram_kib(row, size) / clocks), (int64_t)(1000 * loads / clocks), (int64_t)clocks};
     for (uint32_t i = 0; i < HGEMM_TREE_COUNT; ++i) {
       hgemm_node const *node = &hgemm_nodes[hgemm_roots[i]];
-      while (node->feature >= 0) node += features[node->feature] <= node->bound ? 1 : node->right;
+      while (node->feature >= 0)
+        if (features[node->feature] <= node->bound) ++node; /* a branch, since CPUs predict most of them */
+        else node += node->right;
       sum += node->bound;
     }
   }
