@@ -92,7 +92,7 @@ def first(plan: BenchPlan) -> dict:
 # ---- Choice and ratios ----------------------------------------------------------------------------------------------
 
 
-def test_ours_and_the_baseline_are_chosen_and_paired(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+def test_fastest_kernels_of_both_sides_are_paired(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
     document = measured(BenchPlan([WORK], kernels, protocol=QUICK))
     result = document["results"][0]
     assert (result["ours"], result["first"], result["best"]) == ("hgemm_fast", "cublaslt#0", "cublaslt#1")
@@ -110,7 +110,7 @@ def test_ours_and_the_baseline_are_chosen_and_paired(driver: BenchDriver, lt: Fa
     )
 
 
-def test_a_kernel_that_gets_slow_after_the_screening_is_not_ours(
+def test_kernel_that_slows_down_after_screening_is_not_chosen(
     driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare = race.Race.prepare
@@ -133,7 +133,7 @@ def test_a_contender_whose_first_launches_are_slow_is_still_screened(
     assert result["screened_us"]["hgemm_fast"] == pytest.approx(8.0) and result["ours"] == "hgemm_fast"
 
 
-def test_rounds_go_forwards_and_backwards(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+def test_rounds_alternate_directions(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
     protocol = replace(QUICK, finalists=1, block_ms=1e-6, block_ms_min=1e-6, rounds=3, rounds_max=3)
     measured(BenchPlan([WORK], kernels, protocol=protocol))
     ran = [name for name in driver.log if name not in ("fill", "copy")]
@@ -141,7 +141,7 @@ def test_rounds_go_forwards_and_backwards(driver: BenchDriver, lt: FakeCublasLt,
     assert ran[-19:-1] == 3 * (order + order[::-1])  # then the check
 
 
-def test_blocks_go_round_the_sets(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+def test_blocks_rotate_the_operand_sets(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
     """Blocks of less than a turn begin where the block before them ended."""
     protocol = replace(QUICK, finalists=1, block_ms=1e-6, block_ms_min=1e-6, rounds=3, rounds_max=3)
     result = first(BenchPlan([WORK], kernels, protocol=protocol))
@@ -150,19 +150,19 @@ def test_blocks_go_round_the_sets(driver: BenchDriver, lt: FakeCublasLt, kernels
     assert len(set(used)) == 3
 
 
-def test_bursts_rest_before_each_block(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+def test_burst_pauses_before_each_block(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
     result = first(BenchPlan([WORK], kernels, states=("burst",), protocol=QUICK))
     assert result["state"] == "burst" and result["figures"]["hgemm_fast"]["rounds"] == 5
     assert result["ratio_best"]["median"] == 1.25
 
 
-def test_alone_each_has_its_own_clock(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+def test_solo_measures_each_clock(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
     result = first(BenchPlan([WORK], kernels, states=("solo",), protocol=replace(QUICK, solo_s=0.0)))
     assert set(result["alone"]) == set(result["figures"]) == {"hgemm_fast", "cublaslt#0", "cublaslt#1"}
     assert result["figures"]["hgemm_fast"]["rounds"] == 4 and result["ratio_best"]["median"] == 1.25
 
 
-def test_of_a_turn_the_second_half_counts_and_has_its_own_clock(
+def test_second_half_of_a_turn_counts(
     driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first two blocks of each turn take twice the time of the last two, as on a card whose clock settles."""
@@ -185,12 +185,12 @@ def test_of_a_turn_the_second_half_counts_and_has_its_own_clock(
     assert "alone" not in plain and "turns_us" not in plain
 
 
-def test_without_a_baseline_only_our_time_is_told(driver: BenchDriver, kernels: list) -> None:
+def test_without_a_baseline_only_our_time_is_reported(driver: BenchDriver, kernels: list) -> None:
     result = first(BenchPlan([WORK], kernels, protocol=QUICK, baseline=None))
     assert result["ours"] == "hgemm_fast" and result["first"] is None and "ratio_first" not in result
 
 
-def test_few_rows_are_held_against_a_copy(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+def test_few_rows_are_compared_with_a_copy(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
     result = first(BenchPlan([Work(8, 56, 24)], kernels, protocol=QUICK))
     rate = 56 * 24 * 2 / 8e-6 * 1e-9  # a copy takes a nanosecond a byte, and moves two
     assert result["memory"] == {"weights_gb_per_s": round(rate, 1), "copy_gb_per_s": 2.0, "of_copy": round(rate / 2, 4)}
@@ -311,7 +311,7 @@ def test_an_expression_excludes_a_bias_and_needs_whole_pairs() -> None:
 
 
 @pytest.mark.parametrize("bias, activation", [("column", "none"), ("row", "silu")])
-def test_an_epilogue_that_the_baseline_lacks_is_told_once(
+def test_missing_epilogue_of_the_baseline_is_noted_once(
     driver: BenchDriver, lt: FakeCublasLt, bias: str, activation: str
 ) -> None:
     ours = driver.serve(kernel("hgemm_one", bias=bias, activation=activation), 5.0)
@@ -323,7 +323,7 @@ def test_an_epilogue_that_the_baseline_lacks_is_told_once(
     ]
 
 
-def test_wrong_numbers_are_refused_on_both_sides(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+def test_wrong_results_are_rejected_on_both_sides(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
     driver.faults["hgemm_fast"] = frozenset({"drops an element of k"})
     driver.faults["hgemm_middle"] = frozenset({"leaves an element"})
     lt.wrong.add(1)
@@ -340,7 +340,7 @@ def test_a_large_d_is_sampled_by_rows(driver: BenchDriver, kernels: list, monkey
     assert result["ours"] == "hgemm_middle" and "1 elements of D were not written" in result["refused"]["hgemm_fast"]
 
 
-def test_what_does_not_take_the_problem_is_told(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+def test_unsupported_problems_are_reported(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
     lt.statuses = {0: 15, 3: 13}
     result = first(BenchPlan([WORK], kernels, protocol=QUICK))
     assert result["first"] == "cublaslt#1" and result["refused"]["cublaslt#3"] == "cublasLtMatmul returned status 13"
@@ -348,7 +348,7 @@ def test_what_does_not_take_the_problem_is_told(driver: BenchDriver, lt: FakeCub
     assert "ours" not in result and "leading dimension 23 is not a multiple of 8" in result["refused"]["hgemm_fast"]
 
 
-def test_a_baseline_that_takes_no_such_problem_leaves_ours(
+def test_problem_without_a_baseline_still_measures_ours(
     driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(baselines._DATA, "f16", 99)  # a type that it does not know
@@ -379,7 +379,7 @@ def test_a_lost_device_ends_the_run_with_its_cause(driver: BenchDriver, kernels:
 # ---- Whole runs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_kept_and_resumed(driver: BenchDriver, lt: FakeCublasLt, kernels: list, tmp_path: Path) -> None:
+def test_run_is_saved_and_resumed(driver: BenchDriver, lt: FakeCublasLt, kernels: list, tmp_path: Path) -> None:
     works = [replace(WORK, m=8 * at) for at in range(1, 5)]
     plan = BenchPlan(works, kernels, protocol=QUICK, keep=tmp_path / "out.json", resume=True)
     cut_short = replace(plan, budget_s=1e-9)
@@ -398,7 +398,7 @@ def test_a_run_is_kept_and_resumed(driver: BenchDriver, lt: FakeCublasLt, kernel
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_a_launch_that_hangs_ends_the_process_and_is_left_out_afterwards(
+def test_hanging_launch_ends_the_process_and_is_skipped_later(
     driver: BenchDriver, lt: FakeCublasLt, kernels: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     class Ended(BaseException):
@@ -435,13 +435,13 @@ def test_a_launch_that_hangs_ends_the_process_and_is_left_out_afterwards(
         ('{"schema": 1, "device": "B"}', "measured on B"),
     ],
 )
-def test_what_cannot_be_resumed_is_refused(driver: BenchDriver, tmp_path: Path, content: str, message: str) -> None:
+def test_mismatched_results_are_not_resumed(driver: BenchDriver, tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "out.json").write_text(content)
     with pytest.raises(LibraryError, match=message):
         measured(BenchPlan([WORK], [], keep=tmp_path / "out.json", resume=True))
 
 
-def test_too_little_memory_is_told_of_one_problem_only(
+def test_out_of_memory_affects_one_problem(
     driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocate: Callable = driver.cuMemAlloc
@@ -455,7 +455,7 @@ def test_too_little_memory_is_told_of_one_problem_only(
     assert "CUDA_ERROR_OUT_OF_MEMORY" in results[0]["refused"]["all"] and results[1]["ours"] == "hgemm_fast"
 
 
-def test_operands_are_random_and_differ_from_set_to_set(driver: BenchDriver, kernels: list) -> None:
+def test_operand_sets_are_random_and_distinct(driver: BenchDriver, kernels: list) -> None:
     seen: list[np.ndarray] = []
     compute = simulated.launch
 
@@ -492,7 +492,7 @@ def test_ratios_are_paired_by_round() -> None:
     assert not Ratio.of(base=[1.0, 0.9], own=[1.0, 1.0]).wins
 
 
-def test_figures_have_rate_and_spread() -> None:
+def test_results_have_rate_and_spread() -> None:
     found = figures([1.0, 1.1, 0.9], Work(1000, 1000, 1000))
     assert found == {"time_us": 1000.0, "spread_us": 80.0, "tflops": 2.0, "rounds": 3}
     assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
@@ -509,12 +509,12 @@ def test_figures_have_rate_and_spread() -> None:
         (2.3, 1.5, 3, 3),  # a whole one
     ],
 )
-def test_blocks_have_whole_turns_or_less(launch_ms: float, seconds: float, sets: int, expected: int) -> None:
+def test_blocks_divide_into_turns(launch_ms: float, seconds: float, sets: int, expected: int) -> None:
     protocol = Protocol(seconds=seconds, block_ms=7.0)
     assert block_launches(launch_ms, protocol, contenders=5, sets=sets, rounds=15) == expected
 
 
-def test_the_tolerance_sees_one_missing_k_tile() -> None:
+def test_tolerance_detects_a_missing_k_tile() -> None:
     for k in (2048, 4096, 8192):
         missing = (32 / k) ** 0.5  # relative norm of 32 of k terms
         assert Tolerance.of(k, "f32").norm < missing / 10
@@ -522,7 +522,7 @@ def test_the_tolerance_sees_one_missing_k_tile() -> None:
         assert Tolerance.of(k, "f32", "f32").norm < Tolerance.of(k, "f32", "bf16").norm < missing / 5
 
 
-def test_telemetry_sums_up_an_interval() -> None:
+def test_telemetry_averages_an_interval() -> None:
     one = parse_smi("1740, 655.31, 61, 0x0000000000000004", 1.0)
     two = parse_smi("1980, 455.31, 59, 0x0000000000000000", 2.0)
     seen = summarise([one, two])
@@ -530,7 +530,7 @@ def test_telemetry_sums_up_an_interval() -> None:
     assert summarise([]) is None
 
 
-def test_the_devices_state_is_told_as_far_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_device_state_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Source:
         def driver(self):
             return "580.1"

@@ -106,7 +106,7 @@ def test_results_are_written_in_every_form(driver: BenchDriver, folder: Path, tm
     assert result.stderr.splitlines()[-3:] == [f"hgemm: wrote {path}" for path in files.values()]
 
 
-def test_by_dispatch_alone_only_what_the_library_selects_is_measured(driver: BenchDriver, folder: Path) -> None:
+def test_dispatched_measures_only_the_selected_kernel(driver: BenchDriver, folder: Path) -> None:
     """It is the kernel with the lowest estimate. A problem without a kernel is reported as not measured."""
     result = call("--library", folder, "--shapes", "40x56x24,40x56x23", "--dispatched", "--json")
     document = json.loads(result.stdout)
@@ -117,7 +117,7 @@ def test_by_dispatch_alone_only_what_the_library_selects_is_measured(driver: Ben
     assert result.exit_code == 1 and not document["results"][1].get("ours")
 
 
-def test_by_dispatch_alone_a_choice_that_filters_leave_out_is_told(driver: BenchDriver, folder: Path) -> None:
+def test_dispatched_reports_a_choice_outside_the_filters(driver: BenchDriver, folder: Path) -> None:
     shape = ("--library", folder, "--shapes", "40x56x24", "--dispatched", "--json")
     (result,) = json.loads(call(*shape).stdout)["results"]
     others = [name for name in ("hgemm_fast", "hgemm_slow") if name != result["ours"]]
@@ -146,9 +146,7 @@ def test_a_problem_of_two_groups_is_measured_once(driver: BenchDriver, folder: P
     assert results[0]["figures"] == results[2]["figures"] and len(result.stderr.splitlines()) == 2
 
 
-def test_recorded_results_are_what_the_library_selects_by(
-    driver: BenchDriver, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_results_decide_selection(driver: BenchDriver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
     monkeypatch.setattr("hgemm.bench.measure.time.sleep", rests.append)
     works = "40x56x24,64x96x24"
@@ -222,9 +220,7 @@ def test_the_module_imports_no_generator() -> None:
         ('[{"name": "a", "shapes": [[8]]}]', "entry 0 is malformed"),
     ],
 )
-def test_a_malformed_entry_of_a_suite_is_named_with_the_form_that_is_expected(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_malformed_suite_entry_shows_the_expected_form(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(text)
     with pytest.raises(RequestError) as caught:
         read_suite(str(tmp_path / "mine.json"))
@@ -267,7 +263,7 @@ def test_recorded_results_include_the_state_that_selection_uses_first(folder: Pa
         (["--shapes", "8x8x8", "--epilogue", "none.py:f"], "none.py:f: the file does not exist"),
     ],
 )
-def test_requests_are_refused_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+def test_requests_are_rejected_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
     error = call("--library", folder, *arguments).exception
     assert error.exit_code == 2 and message in str(error)
 
@@ -292,13 +288,13 @@ def test_ranges_make_squares_or_every_combination() -> None:
     assert len(works) == 6 and works[-1] == Work(32, 24, 64, 2)
 
 
-def test_types_and_layouts_are_put_over_a_suite() -> None:
+def test_types_and_layouts_override_a_suite() -> None:
     works = works_of(options(suite="public", group="square", dtype="bf16", acc="f32", layout="tn,nt"))
     assert len(works) == 24 and {(work.dtype_a, work.dtype_b, work.dtype_d) for work in works} == {("bf16",) * 3}
     assert works_of(options(shapes="8x8x8", dtype="bf16", out="f32"))[0].dtype_d == "f32"
 
 
-def test_the_public_suite_is_whole() -> None:
+def test_public_suite_is_complete() -> None:
     works = read_suite("public")
     groups = {group: sum(work.group == group for work in works) for group in dict.fromkeys(w.group for w in works)}
     assert groups == {
@@ -346,7 +342,7 @@ def one(layout: str = "tn", tflops: float = 600.0, ratio: float = 1.0, **changed
     return {"work": work, "state": "steady", **roles, **ratios, **changed}
 
 
-def test_several_groups_are_summed_up_with_layouts_and_the_worst() -> None:
+def test_groups_are_summarised_with_layouts_and_the_worst() -> None:
     lines = table([one(), one("nn", 588.0, 0.9), one("tt", 594.0, 1.1)]).splitlines()
     at = lines.index("all, steady")
     assert lines[at + 1].startswith("  geometric mean, all: 0.9967 of first (minimum 0.900, 3 problems)")
@@ -361,13 +357,13 @@ def test_several_groups_are_summed_up_with_layouts_and_the_worst() -> None:
     )
 
 
-def test_solos_have_a_line_a_contender() -> None:
+def test_solo_prints_a_line_for_each_contender() -> None:
     seen = {"sm_mhz": 1500, "power_w": 690.0}
     lines = table([one(state="solo", alone={"a": seen, "b": None})]).splitlines()
     assert lines[3].split() == ["600.0", "TFLOP/s", "1500", "MHz", "690", "W", "a"]
 
 
-def test_means_are_of_parts_where_there_are_several() -> None:
+def test_means_are_given_for_each_part() -> None:
     results = [
         {"work": {"m": m}, "ratio_first": {"median": first}, "ratio_best": {"median": 1.0}}
         for m, first in ((1, 0.5), (4096, 2.0))

@@ -61,7 +61,7 @@ def test_compile_time_reports_a_failing_command(capsys):
     assert "exit 3" in capsys.readouterr().err
 
 
-def test_the_line_of_a_baseline_is_read():
+def test_output_line_of_a_baseline_is_parsed():
     line = json.dumps(dict(tool="x", version="1", import_s=0.5, compile_s=[0.25], cubin_bytes=[100]))
     assert compile_time.describe("noise\n" + line + "\n") == dict(
         version="1", cubin_bytes=100, import_s=0.5, compile_s=0.25
@@ -110,7 +110,7 @@ json.dump([[[m / n, 128, 64, 64, 2, 1, 4, 1]] for m, n, k in asked["problems"]],
 """
 
 
-def test_a_tile_counts_more_than_a_cluster_and_that_more_than_stages() -> None:
+def test_distance_weighs_tiles_over_clusters_over_stages() -> None:
     assert distance(ONE, ONE) == 0
     changes = [{"stages": 2}, {"swap_ab": True}, {"tile_k": 128}, {"cluster_m": 1}, {"tile_m": 64}]
     apart = [distance(ONE, replace(ONE, **change)) for change in changes]
@@ -118,13 +118,13 @@ def test_a_tile_counts_more_than_a_cluster_and_that_more_than_stages() -> None:
     assert distance(ONE, replace(ONE, tile_n=128, splits=2)) == 2
 
 
-def test_of_equally_near_kernels_the_fastest_is_taken_and_each_once() -> None:
+def test_nearest_kernels_are_distinct_and_ties_go_to_the_fastest() -> None:
     ours = [replace(ONE, stages=2), ONE, ONE, replace(ONE, tile_m=64)]
     times = np.array([1.0, 9.0, 8.0, 7.0])
     assert matched([ONE, ONE, replace(ONE, tile_m=32)], ours, times) == [2, 3]
 
 
-def test_a_problem_and_its_transpose_are_asked_and_the_quicker_answer_comes_first(
+def test_heuristics_are_queried_for_both_orientations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cost_model, "CHILD", FAKE)
@@ -135,7 +135,7 @@ def test_a_problem_and_its_transpose_are_asked_and_the_quicker_answer_comes_firs
     assert (transposed.tile_m, transposed.tile_n, transposed.cluster_n) == (64, 128, 2)
 
 
-def test_without_it_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_heuristics_give_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvMatmulHeuristics.py").write_text("raise ModuleNotFoundError(f\"No module named '{__name__}'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(LibraryError, match="does not run nvMatmulHeuristics: .*nvMatmulHeuristics"):
@@ -147,11 +147,11 @@ def test_without_it_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
-def test_each_loop_holds_the_instructions_that_are_counted_and_no_kernel_spills(arch: str) -> None:
+def test_probe_loops_hold_the_counted_instructions(arch: str) -> None:
     assert check_code(arch, compile_for(arch))
 
 
-def test_a_loop_that_was_optimised_away_or_holds_something_else_is_found() -> None:
+def test_changed_probe_loops_are_found() -> None:
     cubin = compile_for("sm_75")
     probe = next(probe for probe in probes(75) if probe.name == "ldsm_x4")
     (listing,) = disassemble([MachineCode("sm_75", read_cubin(cubin, probe.kernel).text)])
@@ -160,7 +160,7 @@ def test_a_loop_that_was_optimised_away_or_holds_something_else_is_found() -> No
     assert "has 0 LDS" in judge(dataclasses.replace(probe, sass="LDS"), listing)
 
 
-def test_probes_are_told_apart_by_name_machine_and_kind() -> None:
+def test_probes_are_distinct() -> None:
     for number in (75, 80, 89, 90, 120):
         known = [(probe.name, probe.sms, probe.latency) for probe in probes(number)]
         assert len(known) == len({*known})
@@ -192,7 +192,7 @@ class TimedGpu:
         return Timed(clocks=100.0 * args.steps, sm_mhz=1000.0, milliseconds=10.0)
 
 
-def test_cycles_are_those_of_one_instruction_on_a_partition_or_an_sm() -> None:
+def test_cycles_are_per_instruction_and_unit() -> None:
     named = {(probe.name, probe.latency): probe for probe in probes(90)}
     mma = measure(TimedGpu(), named["hmma_m16n8k16_f32", False], 8)
     assert mma["cycles"] == 100 / 16 / 2 and mma["unit"] == "partition"  # two of the eight warps are on each of four
@@ -205,7 +205,7 @@ def test_cycles_are_those_of_one_instruction_on_a_partition_or_an_sm() -> None:
     assert copied["gbytes_per_s"] == pytest.approx(2 * (1 << 30) / 10e-3 / 1e9, rel=1e-2)
 
 
-def test_a_missing_compiler_output_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_output_gives_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.cpi.source", lambda number: 'extern "C" __global__ void broken( {}')
     with pytest.raises(Failed, match="error"):
         compile_for("sm_75")

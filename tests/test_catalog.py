@@ -52,7 +52,7 @@ def kernels() -> list[EmittedKernel]:
 # ---- The data -------------------------------------------------------------------------------------------------------
 
 
-def test_all_of_it_is_legal_and_named_once() -> None:
+def test_catalog_is_legal_without_duplicates() -> None:
     asked = sweep(load_catalog())
     assert not asked.summary()
     assert sum(len(sweep(load_catalog([name])).candidates) for name in group_names()) == len(asked.candidates)
@@ -60,13 +60,13 @@ def test_all_of_it_is_legal_and_named_once() -> None:
 
 
 @pytest.mark.parametrize("group", group_names())
-def test_every_field_that_a_better_planner_could_change_is_pinned(group: str) -> None:
+def test_catalog_sets_every_planned_field(group: str) -> None:
     for candidate in sweep(load_catalog([group])).candidates:
         decided = {*candidate.plan.fixed_fields}
         assert {field.name for field in fields(Spec)} - candidate.request.keys() - decided <= PLANNED
 
 
-def test_every_layout_is_served_on_every_architecture_of_the_catalog_and_every_alignment_by_mma_sync() -> None:
+def test_catalog_supports_every_layout_and_alignment() -> None:
     specs = [kernel.plan.spec for kernel in kernels()]
     assert {spec.layout for spec in specs if family_of(spec).name == "wgmma"} == {"tn", "nn", "nt", "tt"}
     for arch in {spec.arch for spec in specs if family_of(spec).name == "mma_sync"}:
@@ -75,7 +75,7 @@ def test_every_layout_is_served_on_every_architecture_of_the_catalog_and_every_a
         assert wanted <= served, arch
 
 
-def test_all_leaves_out_what_is_for_chips_without_cp_async_where_others_are_asked_for() -> None:
+def test_all_omits_turing_kernels_for_newer_architectures() -> None:
     assert for_others(["all"], ["sm_89", "sm_90a"]) == ["turing"]
     for names, archs in ((["all"], ["sm_75", "sm_89"]), (["all", "turing"], ["sm_89"]), (["turing"], ["sm_89"])):
         assert for_others(names, archs) == []
@@ -83,7 +83,7 @@ def test_all_leaves_out_what_is_for_chips_without_cp_async_where_others_are_aske
     assert sorted(map(str, left + load_catalog(["turing"]))) == sorted(map(str, load_catalog()))
 
 
-def test_groups_are_loaded_by_name_and_an_unknown_one_is_refused_with_those_there_are() -> None:
+def test_unknown_group_error_lists_the_groups() -> None:
     assert load_catalog(["half", "bf16"]) == load_catalog(["half"]) + load_catalog(["bf16"])
     assert load_catalog([" half", "", "half"]) == load_catalog(["half"])
     assert load_catalog(["half", "all"]) == load_catalog()
@@ -95,14 +95,14 @@ def test_groups_are_loaded_by_name_and_an_unknown_one_is_refused_with_those_ther
         load_catalog(["general", "large_m"])
 
 
-def test_the_files_say_what_they_are_for_and_use_the_names_of_the_options() -> None:
+def test_catalog_files_use_option_names() -> None:
     for path in sorted([*FOLDER.glob("*.toml"), *EXTRA.glob("*.toml")]):
         lines = path.read_text(encoding="ascii").splitlines()
         assert lines[0].startswith("# "), path
         assert {line.split(" = ")[0] for line in lines if " = " in line} <= {*BY_NAME}, path
 
 
-def test_the_group_for_cublas_programs_has_what_they_ask_for_and_the_catalog_lacks() -> None:
+def test_blas_group_has_the_kernels_that_cublas_programs_need() -> None:
     asked = sweep(load_catalog(["blas"]))
     assert not asked.summary() and not {*asked.plans} & {kernel.plan for kernel in kernels()}
     for arch in ("sm_80", "sm_90", "sm_90a"):
@@ -132,7 +132,7 @@ def test_the_first_tile_of_each_group_passes_inspection(group: str, settings: Se
 STALE = "run `make catalog`; in emitted/, `git add -f` new folders and `git rm -r` those that are no longer golden"
 
 
-def test_the_lock_file_has_the_catalog_that_is_emitted_now() -> None:
+def test_lock_file_is_current() -> None:
     assert (EMITTED / LOCK).read_text(encoding="ascii") == lock_text(kernels()), STALE
 
 
@@ -142,7 +142,7 @@ def test_the_lock_file_names_each_kernel_with_the_hashes_of_its_spec_and_source(
     assert len({spec for spec, _ in locked.values()}) == len({source for _, source in locked.values()}) == len(locked)
 
 
-def test_the_golden_texts_are_what_is_emitted_now() -> None:
+def test_golden_sources_are_current() -> None:
     for kernel in golden_kernels(EMITTED):
         place = EMITTED / kernel.symbol / kernel.source_name
         assert place.is_file() and place.read_bytes() == kernel.source.encode(), STALE
@@ -154,7 +154,7 @@ def test_a_kernel_of_each_family_and_form_is_golden() -> None:
     assert {(family_of(spec).name, spec.form) for spec in specs} == families | {("wgmma", "atoms"), ("wgmma", "cute")}
 
 
-def test_what_is_committed_is_the_lock_file_and_the_golden_kernels() -> None:
+def test_only_lock_file_and_golden_kernels_are_committed() -> None:
     texts = {f"emitted/{kernel.symbol}/{kernel.source_name}" for kernel in golden_kernels(EMITTED)}
     assert {*tracked()} == {f"emitted/{LOCK}", "emitted/golden.toml", *texts}, STALE
 
@@ -169,7 +169,7 @@ def tracked() -> list[str]:
     return [path for path in listed.stdout.split("\0") if path]
 
 
-def test_a_lock_file_is_written_once_and_where_it_differs(tmp_path: Path) -> None:
+def test_lock_file_is_written_only_if_it_differs(tmp_path: Path) -> None:
     first, second = kernels()[:2]
     assert write_lock(tmp_path, [first]) and not write_lock(tmp_path, [first]) and write_lock(tmp_path, [first, second])
     assert [*read_lock((tmp_path / LOCK).read_text())] == [first.symbol, second.symbol]
@@ -178,7 +178,7 @@ def test_a_lock_file_is_written_once_and_where_it_differs(tmp_path: Path) -> Non
 # ---- Writing them ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_counts_what_it_adds_and_leaves_out(
+def test_catalog_command_counts_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("generator.catalog.FOLDER", tmp_path)
@@ -199,7 +199,7 @@ def test_the_command_counts_what_it_adds_and_leaves_out(
     )
 
 
-def test_texts_are_written_once_and_only_where_they_differ(tmp_path: Path) -> None:
+def test_sources_are_written_only_if_they_differ(tmp_path: Path) -> None:
     first, second = kernels()[:2]
     paths = write_sources(tmp_path / "library", [first, second])
     assert [path.read_text() for path in paths] == [first.source, second.source]
@@ -211,13 +211,13 @@ def test_texts_are_written_once_and_only_where_they_differ(tmp_path: Path) -> No
     )
 
 
-def test_a_library_of_texts_alone_is_a_sound_and_empty_one(tmp_path: Path) -> None:
+def test_library_of_sources_is_valid_and_empty(tmp_path: Path) -> None:
     (path,) = write_sources(tmp_path, kernels()[:1])
     assert Library(tmp_path).rows() == [] and collect_garbage(Library(tmp_path)) == []
     assert path.is_file()
 
 
-def test_what_was_built_from_another_text_goes_and_what_is_not_ours_stays(tmp_path: Path) -> None:
+def test_outdated_builds_are_removed_and_foreign_files_stay(tmp_path: Path) -> None:
     (path,) = write_sources(tmp_path, kernels()[:1])
     path.write_text("// older\n")
     for name in ("kernel.cubin", "record.json", "notes.txt"):
@@ -226,14 +226,14 @@ def test_what_was_built_from_another_text_goes_and_what_is_not_ours_stays(tmp_pa
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["kernel.cu", "notes.txt"]
 
 
-def test_what_was_built_from_the_same_text_stays(tmp_path: Path) -> None:
+def test_current_builds_stay(tmp_path: Path) -> None:
     (path,) = write_sources(tmp_path, kernels()[:1])
     (path.parent / "kernel.cubin").write_bytes(b"built")
     assert write_sources(tmp_path, kernels()[:1]) == []
     assert (path.parent / "kernel.cubin").read_bytes() == b"built"
 
 
-def test_a_file_in_the_way_is_one_clear_line(tmp_path: Path) -> None:
+def test_blocking_file_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "library").write_text("")
     with pytest.raises(LibraryError, match="library"):
         write_sources(tmp_path / "library", kernels()[:1])

@@ -29,7 +29,7 @@ OUT_OF_BOX = Path(__file__).resolve().parent.parent / "benchmarks" / "data" / "o
 
 
 @given(TIMES, st.floats(0.0, 0.2), st.floats(0.0, 0.5))
-def test_the_kept_kernels_are_within_the_limits_and_all_needed(times: list[dict], mean: float, worst: float) -> None:
+def test_chosen_kernels_meet_the_limits_and_are_all_needed(times: list[dict], mean: float, worst: float) -> None:
     kept = choose_kernels(times, mean, worst)
 
     def within(names: list[str]) -> bool:
@@ -40,7 +40,7 @@ def test_the_kept_kernels_are_within_the_limits_and_all_needed(times: list[dict]
     assert not any(within([other for other in kept if other != name]) for name in kept)
 
 
-def test_one_kernel_that_is_always_near_the_best_is_enough() -> None:
+def test_one_near_best_kernel_is_enough() -> None:
     times = [{"even": 1.01, "first": 1.0, "second": 9.0}, {"even": 1.01, "first": 9.0, "second": 1.0}]
     assert choose_kernels(times, 0.02, 0.08) == ["even"]
     assert sorted(choose_kernels(times, 0.0, 0.08)) == ["first", "second"]
@@ -64,7 +64,7 @@ def test_published_problems_are_drawn_from_their_seed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("align", [1, 2, 4])
-def test_problems_are_off_alignment_as_asked(align: int) -> None:
+def test_problems_have_the_requested_alignment(align: int) -> None:
     drawn = list(problems(40, 1, align))
     assert all(min(extent & -extent for extent in (work.n, work.k)) == align for work in drawn)
     assert any(work.n % 8 == 0 for work in drawn) and any(work.k % 8 == 0 for work in drawn)
@@ -93,7 +93,7 @@ def test_a_drawn_problem_can_be_measured_again_from_its_entry(draw: str) -> None
         assert work_of({"extents": work.extents, "layout": work.layout, "dtype": work.dtype_a}) == work
 
 
-def test_the_report_is_of_problems_that_the_choice_did_not_see(tmp_path: Path) -> None:
+def test_report_uses_held_out_problems(tmp_path: Path) -> None:
     def problem(us: dict) -> dict:
         return {"extents": [1, 8, 8], "selected": "a", "us": us, "baseline_us": {"cublaslt#0": 2.0}, "wrong": ""}
 
@@ -112,7 +112,7 @@ def test_the_report_is_of_problems_that_the_choice_did_not_see(tmp_path: Path) -
     assert "held out: 1 problems, loss 50.0 % mean" in result.output
 
 
-def test_without_measured_problems_it_says_so(tmp_path: Path) -> None:
+def test_missing_measurements_give_an_error(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     path.write_text(json.dumps({"specs": {}, "problems": []}))
     result = CliRunner().invoke(main, ["choose", str(path)])

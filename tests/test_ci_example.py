@@ -46,7 +46,7 @@ def test_the_first_failure_ends_the_job(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_job_runs_here(tmp_path: Path) -> None:
+def test_example_job_runs(tmp_path: Path) -> None:
     """By `python -m`: the commands of a checkout may not be installed."""
     for name in ("generate", "hgemm"):
         command = tmp_path / "bin" / name

@@ -45,7 +45,7 @@ def generate(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[in
 # ---- Answers --------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_and_the_progress(capsys, tmp_path: Path) -> None:
+def test_generate_prints_a_table_and_its_progress(capsys, tmp_path: Path) -> None:
     status, out, err = generate(capsys, *ARGUMENTS, "--library", tmp_path / "new" / "library")
     header, row = out.splitlines()
     assert status == 0 and header.split()[:3] == ["status", "registers", "spill_bytes"] and row.split()[0] == "built"
@@ -81,7 +81,7 @@ def test_json_is_one_list_of_records(capsys, small_library: Library) -> None:
     assert records[0] == small_library.load(records[0]["symbol"]).record.data
 
 
-def test_dry_run_builds_nothing_and_says_what_is_there(capsys, small_library: Library, tmp_path: Path) -> None:
+def test_dry_run_builds_nothing_and_lists_cached_kernels(capsys, small_library: Library, tmp_path: Path) -> None:
     arguments = [*ARGUMENTS, "--layout", "tn", "--smem", "auto,pad:8", "--dry-run"]
     status, out, _ = generate(capsys, *arguments, "--library", small_library.folder)
     header, first, second = out.splitlines()
@@ -91,7 +91,7 @@ def test_dry_run_builds_nothing_and_says_what_is_there(capsys, small_library: Li
     assert [row["status"] for row in json.loads(out)] == ["to build"] * 2 and not (tmp_path / "none").exists()
 
 
-def test_kernels_that_differ_in_their_formula_are_told_apart(capsys, tmp_path: Path) -> None:
+def test_table_distinguishes_formulas_by_hash(capsys, tmp_path: Path) -> None:
     """By a hash if the formula is too long. People read formulas; JSON has the text of the spec."""
     long = "gelu(alpha * acc + bias) * 2 + minimum(acc, 3) * minimum(acc, 4) + relu(acc - 1)"
     expected = {text: epilogue_of(text) for text in ("relu(acc)", "-acc", long)}
@@ -108,7 +108,7 @@ def test_kernels_that_differ_in_their_formula_are_told_apart(capsys, tmp_path: P
     assert json.loads(out)[0]["spec"]["epilogue"] == expected[long].text
 
 
-def test_a_dry_run_of_recipes_says_which_step_is_which(capsys) -> None:
+def test_dry_run_of_recipes_names_each_step(capsys) -> None:
     _, out, _ = generate(capsys, "--recipe", "s3", "--arch", "80", "--layout", "tn,nn", "--dry-run")
     header, *rows = (line.split() for line in out.splitlines())
     assert (*header[:2], header[-1]) == ("recipe", "status", "symbol")
@@ -136,7 +136,7 @@ def test_explain_prints_the_plan_and_builds_nothing(capsys, tmp_path: Path) -> N
         assert words in out
 
 
-def test_explain_tells_of_a_kernel_what_it_tells_of_its_spec(capsys, small_library) -> None:
+def test_explain_of_a_kernel_equals_explain_of_its_spec(capsys, small_library) -> None:
     (row,) = [row for row in small_library.rows() if row["layout"] == "nt"]
     asked = ["--library", small_library.folder, "--m", "512", "--json"]
     status, out, _ = hgemm(capsys, "explain", row["symbol"], *asked)
@@ -182,7 +182,7 @@ def test_the_catalog_of_one_gpu_counts_its_kernels(capsys, tmp_path: Path) -> No
     assert "illegal" not in err and re.search(r"\d+ specs? of the catalog suits? sm_89", err)
 
 
-def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) -> None:
+def test_sweep_skips_and_counts_illegal_combinations(capsys, tmp_path: Path) -> None:
     arguments = ["--arch", "89", "--tile", "32x32x16,256x256x64", "--stages", "4", "--dry-run", "--library", tmp_path]
     status, out, err = generate(capsys, *arguments)
     assert status == 0 and len(out.splitlines()) == 2
@@ -210,7 +210,7 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
         (["--arch", "90", "--copy", "ldg", "--tile", "8x16x1024"], ""),
     ],
 )
-def test_what_the_family_of_a_kernel_depends_on_is_told_once(capsys, tmp_path: Path, arguments, message: str) -> None:
+def test_note_names_the_option_that_decides_the_family_once(capsys, tmp_path: Path, arguments, message: str) -> None:
     for run, program, words in (
         (generate, "generate", [*arguments, "--dry-run", "--library", tmp_path]),
         (hgemm, "hgemm", ["explain", *arguments]),
@@ -221,7 +221,7 @@ def test_what_the_family_of_a_kernel_depends_on_is_told_once(capsys, tmp_path: P
         assert not message or lines[0].startswith(f"{program}: {message}")
 
 
-def test_a_spec_file_and_options_over_it(capsys, tmp_path: Path) -> None:
+def test_options_override_a_spec_file(capsys, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(
         'arch = "sm_80"\ntile = "32x32x16"\nstages = [2, 3]\n[[kernel]]\nlayout = "nn"\n'
     )
@@ -231,21 +231,21 @@ def test_a_spec_file_and_options_over_it(capsys, tmp_path: Path) -> None:
     assert "_nn_" in row and "_32x32x16_s4_" in row
 
 
-def test_python_m_hgemm_is_hgemm_where_that_is_installed() -> None:
+def test_python_m_hgemm_runs_hgemm() -> None:
     words = [sys.executable, "-m", "hgemm", "--version"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     missing = "comes with hgemm-generator, which is not installed" in done.stderr
     assert done.stdout == f"hgemm, version {__version__}\n" or (missing and done.returncode == 1)
 
 
-def test_the_operator_of_torch_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "hgemm.torch", raising=False)
     with pytest.raises(ModuleNotFoundError, match="^hgemm.torch needs torch: pip install torch$"):
         importlib.import_module("hgemm.torch")
 
 
-def test_python_m_generator_is_generate() -> None:
+def test_python_m_generator_runs_generate() -> None:
     command = [sys.executable, "-m", "generator", "--version"]
     assert (
         subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout == f"generate, version {__version__}\n"
@@ -282,7 +282,7 @@ def test_python_m_generator_is_generate() -> None:
         (["--spec", "/none.toml"], "spec file /none.toml cannot be read: No such file"),
     ],
 )
-def test_an_illegal_request_ends_with_2_and_writes_nothing(
+def test_illegal_request_exits_with_2_and_writes_nothing(
     capsys, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     status, out, err = generate(capsys, *arguments, "--library", tmp_path / "library")
@@ -299,12 +299,12 @@ def test_an_illegal_request_ends_with_2_and_writes_nothing(
         ("--to", "--library"),
     ],
 )
-def test_what_others_call_an_option_is_answered_with_what_is_written_here(capsys, flag: str, meant: str) -> None:
+def test_option_names_of_other_projects_get_a_suggestion(capsys, flag: str, meant: str) -> None:
     status, _, err = generate(capsys, "--arch", "90", flag, "4")
     assert status == 2 and f"No such option '{flag}'. Did you mean '{meant}'?" in err
 
 
-def test_old_options_are_accepted_with_one_note_that_names_the_new_one(capsys, small_library: Library) -> None:
+def test_old_options_are_accepted_with_one_note(capsys, small_library: Library) -> None:
     library = ["--library", small_library.folder]
     problem = ["--m", "64", "--arch", "80", "--layout", "tn"]
     for run, words, old, new in (
@@ -320,7 +320,7 @@ def test_old_options_are_accepted_with_one_note_that_names_the_new_one(capsys, s
         assert f"{old} " not in shown
 
 
-def test_an_unknown_option_is_answered_with_no_deprecated_one(capsys) -> None:
+def test_suggestions_never_name_deprecated_options(capsys) -> None:
     status, _, err = hgemm(capsys, "select", "--arch", "90", "--m", "64", "--dtype-x", "f16")
     assert status == 2 and SUGGESTS.search(err) and "--dtype" in err and "--dtype-" not in SUGGESTS.split(err)[1]
 
@@ -332,7 +332,7 @@ def test_a_deprecated_word_of_a_spec_file_is_noted_once(capsys, tmp_path: Path) 
     assert status == 0 and err.count("deprecated") == err.count("schedule cluster_k:2 is deprecated") == 1
 
 
-def test_every_verb_has_the_same_words_for_types(capsys) -> None:
+def test_every_verb_accepts_the_same_type_names(capsys) -> None:
     for words in (
         [],
         ["list"],
@@ -349,7 +349,7 @@ def test_every_verb_has_the_same_words_for_types(capsys) -> None:
         assert all(f"--{name} " in out for name in ("dtype", "acc", "out", "layout")), words
 
 
-def test_a_misspelt_option_or_verb_ends_with_2(capsys) -> None:
+def test_misspelt_option_or_verb_exits_with_2(capsys) -> None:
     status, _, err = generate(capsys, "--arhc", "90")
     assert status == 2 and SUGGESTS.search(err) and "--arch" in err
     assert err.startswith("generate: error: No such option") and err.endswith(" (see `generate --help`)\n")
@@ -361,7 +361,7 @@ def test_a_misspelt_option_or_verb_ends_with_2(capsys) -> None:
         assert status == 2 and message in err
 
 
-def test_a_library_that_cannot_be_used_is_one_line(capsys, tmp_path: Path) -> None:
+def test_unusable_library_gives_a_one_line_error(capsys, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for run, arguments in ((generate, [*ARGUMENTS]), (hgemm, ["list"])):
         status, out, err = run(capsys, *arguments, "--library", tmp_path / "file")
@@ -374,7 +374,7 @@ def test_a_library_that_cannot_be_used_is_one_line(capsys, tmp_path: Path) -> No
     assert status == 1 and "does not exist: run `generate` first" in err
 
 
-def test_a_failure_of_ours_is_one_line_and_a_traceback_when_asked(capsys, monkeypatch) -> None:
+def test_internal_error_is_one_line_or_a_traceback_with_debug(capsys, monkeypatch) -> None:
     def fail(options):
         raise KeyError("surprise")
 
@@ -387,18 +387,18 @@ def test_a_failure_of_ours_is_one_line_and_a_traceback_when_asked(capsys, monkey
     assert status == 1 and "Traceback" in err and "in fail" in err
 
 
-def test_debug_is_understood_by_every_verb(capsys, tmp_path: Path) -> None:
+def test_every_verb_accepts_debug(capsys, tmp_path: Path) -> None:
     status, _, err = hgemm(capsys, "list", "--library", tmp_path / "none", "--debug")
     assert status == 1 and "Traceback" in err and err.splitlines()[-1].startswith("hgemm: error: library")
 
 
-def test_a_missing_compiler_is_one_line(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_missing_compiler_gives_a_one_line_error(capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     status, _, err = generate(capsys, *ARGUMENTS, "-q", "--library", tmp_path / "library")
     assert status == 1 and err.startswith("generate: error: wheel cuda-python is missing: run 'make setup'")
 
 
-def test_a_missing_wheel_is_one_line(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_missing_wheel_gives_a_one_line_error(capsys, monkeypatch, tmp_path: Path) -> None:
     from generator.build import toolchain
 
     def missing(wheel: str) -> str:
@@ -420,7 +420,7 @@ def test_help_names_every_option_in_groups(capsys) -> None:
     assert "Examples:\n    generate --arch sm_89 --tile 128x128x32\n" in out
 
 
-def test_help_of_hgemm_tells_of_every_verb_without_loading_it(capsys) -> None:
+def test_help_lists_every_verb_without_loading_it(capsys) -> None:
     code = (
         "import sys; from generator.cli.main import hgemm_command, main; main(hgemm_command, ['--help']);"
         "loaded = {name for name in sys.modules if name.startswith('generator.cli.')};"
@@ -480,7 +480,7 @@ def complete(command: str, words: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
 
-def test_a_shell_completes_the_symbols_of_the_library_that_is_named(small_library: Library) -> None:
+def test_shell_completes_symbols_of_the_named_library(small_library: Library) -> None:
     folder = small_library.folder
     symbols = sorted(path.name for path in folder.iterdir() if (path / "record.json").is_file())
     for words in ([f"--library={folder}"], ["--library", str(folder)]):
@@ -488,7 +488,7 @@ def test_a_shell_completes_the_symbols_of_the_library_that_is_named(small_librar
         assert sorted(done) == [symbol for symbol in symbols if symbol.startswith("hgemm_sm80_n")] != []
 
 
-def test_a_missing_choice_is_told_in_one_line(capsys) -> None:
+def test_missing_choice_gives_a_one_line_error(capsys) -> None:
     status, _, err = hgemm(capsys, "completion")
     assert status == 2 and err.count("\n") == 1 and "bash, zsh, fish" in err
 
@@ -503,7 +503,7 @@ def test_completion_prints_a_script_for_both_commands(capsys, shell: str) -> Non
 
 
 @pytest.mark.parametrize("terminal", ["xterm", "dumb"])
-def test_a_terminal_gets_one_moving_line_and_a_dumb_one_plain_lines(tmp_path: Path, terminal: str) -> None:
+def test_progress_is_one_moving_line_or_plain_lines_on_a_dumb_terminal(tmp_path: Path, terminal: str) -> None:
     ours, theirs = pty.openpty()
     code = "from generator.cli.main import generate_main; generate_main()"
     command = [sys.executable, "-c", code, *ARGUMENTS, "--layout", "tn,nn", "--library", str(tmp_path), "-j", "1"]
@@ -541,7 +541,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_what_is_there_already_makes_the_rate_no_better(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cached_kernels_do_not_raise_the_rate(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with progress(1000, quiet=False) as tell:
         for number in range(396):
             clock[0] += 0.001
@@ -558,14 +558,14 @@ def test_what_is_there_already_makes_the_rate_no_better(clock: list[float], caps
 @pytest.mark.parametrize(
     ("seconds_each", "message"), [(0.02, "50 kernels/s, 20 s left"), (8.0, "0.125 kernels/s, 2 h 13 min left")]
 )
-def test_the_time_left_is_told_in_its_own_units(clock, capsys, seconds_each: float, message: str) -> None:
+def test_time_left_has_readable_units(clock, capsys, seconds_each: float, message: str) -> None:
     with progress(1001, quiet=False) as tell:
         clock[0] += seconds_each
         tell(Outcome("one", "built", seconds_each))
     assert capsys.readouterr().err.splitlines()[0].endswith(f" ({message})")
 
 
-def test_what_comes_together_has_the_rate_of_those_who_worked_at_it(clock, capsys) -> None:
+def test_batched_results_have_the_rate_of_all_workers(clock, capsys) -> None:
     with progress(16, quiet=False, workers=2) as tell:
         clock[0] += 4.0
         for number in range(8):
@@ -574,7 +574,7 @@ def test_what_comes_together_has_the_rate_of_those_who_worked_at_it(clock, capsy
     assert messages[0] == "2 kernels/s, 8 s left)" and messages[7] == "2 kernels/s, 4 s left)"
 
 
-def test_what_was_made_before_an_interrupt_is_summed_up(clock: list[float], capsys) -> None:
+def test_interrupt_prints_a_summary_of_finished_kernels(clock: list[float], capsys) -> None:
     with pytest.raises(KeyboardInterrupt), progress(1000, quiet=False) as tell:
         tell(Outcome("one", "built", 0.5))
         clock[0] += 2.0
@@ -590,7 +590,7 @@ def plan_slowly(clock: list[float], quiet: bool = False) -> None:
             planned(done, 40)
 
 
-def test_planning_says_every_ten_seconds_how_far_it_is(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_planning_shows_progress_every_ten_seconds(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     plan_slowly(clock)
     assert capsys.readouterr().err.splitlines() == [
         "[20/40] planned (2 plans/s, 10 s left)",
@@ -600,7 +600,7 @@ def test_planning_says_every_ten_seconds_how_far_it_is(clock: list[float], capsy
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_has_a_line_while_planning_takes_longer(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_a_line_during_long_planning(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[dict] = []
 
     @contextmanager
@@ -614,7 +614,7 @@ def test_a_terminal_has_a_line_while_planning_takes_longer(clock: list[float], m
     assert messages[0] == {"completed": 2, "pace": "2 plans/s, 19 s left"} and len(messages) == 39
 
 
-def test_a_dumb_terminal_has_plain_lines_of_planning(clock, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_shows_plain_lines_during_planning(clock, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module.sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")
     plan_slowly(clock)
@@ -627,7 +627,7 @@ def test_a_dumb_terminal_has_plain_lines_of_planning(clock, capsys, monkeypatch:
 # ==== hgemm doctor ====================================================================================================
 
 
-def test_doctor_says_what_is_here_and_what_to_do(capsys, small_library: Library) -> None:
+def test_doctor_reports_the_installation_and_fixes(capsys, small_library: Library) -> None:
     status, out, _ = hgemm(capsys, "doctor", "--library", small_library.folder, "--json")
     checks = {check["name"]: check for check in json.loads(out)}
     assert status == 0 and {check["state"] for check in checks.values()} <= {"ok", "warn"}
@@ -635,7 +635,7 @@ def test_doctor_says_what_is_here_and_what_to_do(capsys, small_library: Library)
     assert "4 kernels" in checks["library"]["found"]
 
 
-def test_doctor_counts_kernels_that_cannot_be_used_and_folders_without_a_record(
+def test_doctor_counts_unusable_kernels_and_folders_without_a_record(
     capsys, tmp_path: Path, small_library: Library
 ) -> None:
     folder = tmp_path / "lib"
@@ -660,7 +660,7 @@ def test_doctor_counts_kernels_that_cannot_be_used_and_folders_without_a_record(
     assert library_lines() == [["warn", f"{folder} has no kernels"]]
 
 
-def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_doctor_fails_if_something_is_broken(capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setitem(cli.sys.modules, "cuda.bindings", None)
     status, out, _ = hgemm(capsys, "doctor", "--library", tmp_path)
     failed = [line for line in out.splitlines() if line.startswith("fail")]
@@ -674,7 +674,7 @@ def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: P
         ("/bin/true", "/bin/true does not build a C++17 shared"),
     ],
 )
-def test_doctor_and_verify_say_the_same_of_a_host_compiler(
+def test_doctor_and_verify_agree_on_a_host_compiler(
     capsys, monkeypatch, small_library: Library, named: str, found: str
 ) -> None:
     monkeypatch.setenv("CXX", named)
@@ -707,13 +707,13 @@ def test_sigterm_leaves_no_library_behind(words: list[str], tmp_path: Path, monk
     assert [*tmp_path.glob("hgemm-*")] == []  # a host compiler that still runs removes its own files
 
 
-def test_a_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_library_that_is_a_file_is_rejected_first(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LibraryError, match="is a file: name a folder"), scratch_library(tmp_path / "file"):
         pytest.fail("the library was opened")
 
 
-def test_afterwards_sigterm_is_handled_as_before_and_a_thread_leaves_it_alone(tmp_path: Path) -> None:
+def test_sigterm_handler_is_restored_and_threads_keep_it(tmp_path: Path) -> None:
     before, seen = signal.getsignal(signal.SIGTERM), []
     with scratch_library(None) as library:
         assert library.folder.is_dir() and signal.getsignal(signal.SIGTERM) != before

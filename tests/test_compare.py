@@ -38,18 +38,18 @@ def call(*arguments: object) -> Result:
 # ---- The spec in every form -----------------------------------------------------------------------------------------
 
 
-def test_help_has_the_options_of_a_spec_but_the_form() -> None:
+def test_help_has_all_spec_options_except_form() -> None:
     words = call("--help").stdout.split()
     assert "--stages" in words and "--form" not in words
 
 
-def test_forms_differ_in_nothing_but_the_form_and_what_is_open_suits_all() -> None:
+def test_forms_share_one_spec() -> None:
     forms = forms_of(arch="sm_80", acc="f16")
     assert [one.form for one in forms] == [*FORMS] and not any(one.violations for one in forms)
     assert len({one.plan.replace(form="atoms") for one in forms}) == 1
 
 
-def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
+def test_unsupported_fields_of_a_form_are_reported() -> None:
     atoms, cute, dsl = forms_of(arch="sm_80", schedule="split_k:2")
     assert not atoms.violations and [violation.rule for violation in cute.violations] == ["cute_schedule"]
     assert [violation.rule for violation in dsl.violations] == ["dsl_schedule"]
@@ -58,9 +58,7 @@ def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
     assert "form cute" in cute.violations[0].message and "form is dsl" in dsl.violations[0].message
 
 
-def test_a_form_whose_compiler_is_not_installed_is_told_and_not_built(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_form_without_a_compiler_is_reported_and_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("generator.build.dsl.WHEEL", "no-such-wheel-anywhere")
     *others, dsl = forms_of(arch="sm_80")
     assert "no-such-wheel-anywhere is missing" in dsl.missing and not any(one.missing for one in others)
@@ -68,12 +66,12 @@ def test_a_form_whose_compiler_is_not_installed_is_told_and_not_built(
 
 
 @pytest.mark.parametrize("texts", [{"tile": "64x64x32,128x64x32"}, {"tile": "300x300x32"}])
-def test_several_specs_a_form_or_an_illegal_spec_are_refused(texts: dict) -> None:
+def test_several_specs_a_form_or_an_illegal_spec_are_rejected(texts: dict) -> None:
     with pytest.raises(RequestError):
         forms_of(arch="sm_80", **texts)
 
 
-def test_a_form_is_not_named() -> None:
+def test_form_option_is_rejected() -> None:
     result = call("--arch", "sm_80", "--form", "cute")
     assert isinstance(result.exception, RequestError) and "--form" in str(result.exception)
 
@@ -128,7 +126,7 @@ def test_kernels_that_compute_the_same_have_the_same_bits(driver: FakeDriver, tm
 # ---- The verb -------------------------------------------------------------------------------------------------------
 
 
-def test_the_verb_builds_and_runs_what_can_be_and_tells_of_the_rest(tmp_path: Path) -> None:
+def test_compare_runs_supported_forms_and_reports_the_rest(tmp_path: Path) -> None:
     options = ("--arch", "sm_80", "--tile", "32x32x16", "--library", tmp_path / "lib", "--emulate", "--json")
     done = call(*options)
     assert done.exit_code == 0, done.output

@@ -71,7 +71,7 @@ def hash_again(folder: Path, **changes: object) -> Path:
 # ==== Records: their hash, their bounds, their consistency, their plan ================================================
 
 
-def test_a_record_carries_its_hash_in_any_layout_of_the_document() -> None:
+def test_record_hash_ignores_the_json_layout() -> None:
     record = make_record("one")[0]
     text = dump(record)
     document = json.loads(text)
@@ -81,7 +81,7 @@ def test_a_record_carries_its_hash_in_any_layout_of_the_document() -> None:
 
 @pytest.mark.parametrize("change", [edit, hash_again])
 @pytest.mark.parametrize("grid", [{"tile_n": 528}, {"tile_m": 2**32}, {"splits": 2}, {"rule": "persistent"}])
-def test_an_edited_launch_is_refused_by_every_reader(folder: Path, tmp_path: Path, change, grid: dict) -> None:
+def test_an_edited_launch_is_rejected_by_every_reader(folder: Path, tmp_path: Path, change, grid: dict) -> None:
     place = change(folder, **grid)
     for read in (
         lambda: hgemm.open(folder).records,
@@ -95,7 +95,7 @@ def test_an_edited_launch_is_refused_by_every_reader(folder: Path, tmp_path: Pat
     assert [removal.name for removal in collect_garbage(Library(folder))] == ["one"]
 
 
-def test_a_record_of_an_older_version_needs_no_hash_but_its_symbol_names_its_spec() -> None:
+def test_old_records_need_no_hash_but_a_matching_symbol() -> None:
     record = record_of(*sweep([{"arch": "sm_80", "tile": "64x64x32"}]).plans)
     assert HASH_FIELD not in record and Record.parse(json.dumps(record)).data == record
     changed = {**record, "spec": {**record["spec"], "layout": "nn"}}
@@ -111,7 +111,7 @@ def test_a_merge_adds_hashes_to_old_records(folder: Path, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "new" / "one" / "record.json").read_bytes()) == data
 
 
-def test_the_hash_of_a_spec_leaves_out_the_same_defaults_everywhere() -> None:
+def test_spec_hash_omits_the_same_defaults_everywhere() -> None:
     assert {name: Spec.__dataclass_fields__[name].default for name in SPEC_DEFAULTS} | {
         "cluster": "1x1"
     } == SPEC_DEFAULTS
@@ -135,7 +135,7 @@ def test_the_generator_compares_a_record_with_the_plan_of_its_spec(tmp_path: Pat
     assert Library(tmp_path).load(symbol)
 
 
-def test_a_record_may_have_the_boxes_of_older_versions() -> None:
+def test_boxes_of_older_records_are_accepted() -> None:
     record = record_of(*sweep([{"arch": "sm_90a", "layout": "nt", "tile": "128x224x64"}]).plans)
     b = record["launch"]["tensor_maps"][1]
     assert b["box"][0] == 64
@@ -169,14 +169,14 @@ def test_no_row_of_an_export_divides_by_zero_or_overflows() -> None:
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_no_mutated_record_is_accepted_that_launches_otherwise(count: int) -> None:
+def test_mutated_records_never_change_an_accepted_launch(count: int) -> None:
     tally = judge(count)
     assert tally.failures == []
     assert tally.counts["one bit", "rejected"] == count // 4
 
 
 @pytest.mark.slow
-def test_python_and_c_select_alike_from_records_that_only_their_plans_refuse(tmp_path: Path, monkeypatch) -> None:
+def test_python_and_c_agree_on_records_that_contradict_their_plans(tmp_path: Path, monkeypatch) -> None:
     """A hand may edit numbers alike and hash the record again. Selection must neither crash nor differ between Python and C."""
     library, rng = Library(tmp_path / "library"), random.Random(7)
     for at, record in enumerate(sound_records() * 5):
@@ -217,7 +217,7 @@ def test_python_and_c_select_alike_from_records_that_only_their_plans_refuse(tmp
 
 
 @pytest.mark.slow
-def test_a_table_whose_numbers_were_set_to_zero_selects_without_dividing(tmp_path: Path) -> None:
+def test_zeroed_dispatch_tables_never_divide_by_zero(tmp_path: Path) -> None:
     library = Library(tmp_path / "library")
     for number in range(8):
         library.publish(*make_record(f"kernel_{number}"))
@@ -270,7 +270,7 @@ def replaced(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "socket", "huge"])
 @pytest.mark.parametrize("name", ["measurements", "record.json", "kernel.cubin", "MANIFEST.json"])
-def test_what_is_no_file_of_a_sound_size_is_told_and_read_no_further(
+def test_oversized_and_special_files_are_rejected_unread(
     measured_folder: Path, tmp_path: Path, monkeypatch, caplog, name: str, kind: str
 ) -> None:
     folder = measured_folder
@@ -292,13 +292,13 @@ def test_what_is_no_file_of_a_sound_size_is_told_and_read_no_further(
     assert removed == (["one"] if where == Path("one") and kind != "folder" else removed)
 
 
-def test_a_link_of_the_measurements_is_not_followed(measured_folder: Path, tmp_path: Path, caplog) -> None:
+def test_linked_measurements_are_not_followed(measured_folder: Path, tmp_path: Path, caplog) -> None:
     (measured_folder / "measurements").rename(tmp_path / "elsewhere")
     (measured_folder / "measurements").symlink_to(tmp_path / "elsewhere")
     assert Library(measured_folder).measurements() == [] and "is a symbolic link" in caplog.text
 
 
-def test_a_record_that_promises_huge_files_is_refused_and_cleaned_up(folder: Path) -> None:
+def test_records_with_huge_sizes_are_rejected_and_removed(folder: Path) -> None:
     path = folder / "one" / "record.json"
     data = json.loads(path.read_bytes())
     data["files"]["kernel.cubin"]["bytes"] = 2**62
@@ -438,7 +438,7 @@ def test_a_hostile_library_neither_hangs_nor_crashes(
 # ==== Exports =========================================================================================================
 
 
-def test_an_export_is_exchanged_in_one_step(tmp_path: Path) -> None:
+def test_exports_are_replaced_atomically(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
@@ -446,7 +446,7 @@ def test_an_export_is_exchanged_in_one_step(tmp_path: Path) -> None:
     assert (tmp_path / "old" / "file").read_text() == "new" and os.listdir(tmp_path) == ["old"]
 
 
-def test_a_killed_export_leaves_one_whole_and_the_next_one_cleans_up(tmp_path: Path, monkeypatch) -> None:
+def test_killed_export_leaves_a_complete_one(tmp_path: Path, monkeypatch) -> None:
     def die(folder: Path) -> None:
         raise KeyboardInterrupt
 

@@ -30,7 +30,7 @@ def plan(text: str) -> Plan:
 
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
-def test_the_lanes_of_an_ldmatrix_touch_four_matrices_once_each(layout: str) -> None:
+def test_ldmatrix_lanes_cover_four_matrices_once(layout: str) -> None:
     made = plan(f"arch=89 cta_tile=128x128x32 layout={layout}")
     for name, tile in (("A", made.a), ("B", made.b)):
         view = view_of(name, tile)
@@ -44,7 +44,7 @@ def test_the_lanes_of_an_ldmatrix_touch_four_matrices_once_each(layout: str) -> 
             assert max(Counter(plain).values()) > 1
 
 
-def test_the_registers_of_a_follow_one_another_as_the_matrices_do() -> None:
+def test_registers_of_a_follow_the_order_of_matrices() -> None:
     """Matrix i of an ldmatrix.x4 lands in register i: its rows are m for A, n for B, and its pieces k."""
     made = plan("arch=89 cta_tile=128x128x32")
     a, b, _ = fragments_of(16, True)
@@ -56,7 +56,7 @@ def test_the_registers_of_a_follow_one_another_as_the_matrices_do() -> None:
         assert b.owner(piece * 8, row % 8) == (row % 8 * 4, matrix % 2)
 
 
-def test_fragments_of_tf32_are_single_elements_where_ldmatrix_puts_them() -> None:
+def test_tf32_fragments_match_ldmatrix() -> None:
     """A row of a matrix is 16 bytes, 4 elements: lane l gets element l % 4 of row l / 4."""
     made = plan("arch=89 cta_tile=128x128x16 dtype_a=tf32")
     a, b, _ = fragments_of(8, True, neighbours=1)
@@ -68,7 +68,7 @@ def test_fragments_of_tf32_are_single_elements_where_ldmatrix_puts_them() -> Non
         assert [b.owner(piece * 4 + e, row % 8) for e in range(4)] == [(row % 8 * 4 + e, matrix % 2) for e in range(4)]
 
 
-def test_tf32_is_drawn_where_ldmatrix_or_wgmma_reads_it() -> None:
+def test_tf32_is_drawn_if_ldmatrix_or_wgmma_reads_it() -> None:
     for text, words in (
         ("arch=89 dtype_a=tf32", "each element of A and B and each pair of D"),
         ("arch=90a dtype_a=tf32", "for 8 of k"),
@@ -80,14 +80,14 @@ def test_tf32_is_drawn_where_ldmatrix_or_wgmma_reads_it() -> None:
 
 
 @pytest.mark.parametrize(("mma_k", "mma_n"), [(8, 8), (16, 8), (16, 16)])
-def test_every_lane_holds_as_many_elements_as_every_other(mma_k: int, mma_n: int) -> None:
+def test_all_lanes_hold_equally_many_elements(mma_k: int, mma_n: int) -> None:
     for fragment in fragments_of(mma_k, True, mma_n=mma_n):
         rows, columns = fragment.extents
         lanes = Counter(fragment.owner(row, column)[0] for row in range(rows) for column in range(columns))
         assert [*lanes.values()] == [rows * columns // 32] * 32
 
 
-def test_the_fragments_of_wmma_are_those_of_two_instructions_side_by_side() -> None:
+def test_wmma_fragments_are_two_instructions_side_by_side() -> None:
     a, b, d = fragments_of(16, True)
     wide_a, wide_b, wide_d = fragments_of(16, True, mma_n=16)
     assert wide_a == a
@@ -99,7 +99,7 @@ def test_the_fragments_of_wmma_are_those_of_two_instructions_side_by_side() -> N
 
 
 @pytest.mark.parametrize("fields", ["mma=wmma16", "smem_a=pad_alternate:8 smem_b=pad_alternate:8"])
-def test_padded_operands_are_drawn_with_the_conflicts_that_they_have(fields: str) -> None:
+def test_padded_operands_are_drawn_with_their_conflicts(fields: str) -> None:
     words = texts_of(picture_of(plan(f"arch=89 cta_tile=128x128x32 {fields}"), "hgemm_x"))
     assert words.count("Reading all of it once: 0 bank conflicts.") == 2 and words.count("1 pass") == 8
     assert ("D (m 16, n 16)" in words) == ("wmma16" in fields)
@@ -109,7 +109,7 @@ def texts_of(picture: str) -> list[str]:
     return ["".join(node.itertext()) for node in ElementTree.fromstring(picture).iter() if node.tag.endswith("text")]
 
 
-def test_a_picture_is_sound_and_the_same_every_time() -> None:
+def test_picture_is_valid_and_reproducible() -> None:
     made = plan("arch=89 cta_tile=128x128x32 acc=f16 layout=nt")
     text = picture_of(made, "hgemm_x")
     assert text == picture_of(made, "hgemm_x")
@@ -120,7 +120,7 @@ def test_a_picture_is_sound_and_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize("fields", ["", " layout=nt", " swap_ab=true cta_tile=128x64x64"])
-def test_a_kernel_on_wgmma_is_drawn_by_its_boxes(fields: str) -> None:
+def test_wgmma_kernels_are_drawn_by_boxes(fields: str) -> None:
     """Eight rows of 16 bytes meet in one bank group without the swizzle, and nowhere with it."""
     words = [
         "".join(node.itertext())
@@ -140,7 +140,7 @@ def test_text_is_escaped() -> None:
     assert "".join(ElementTree.fromstring(svg.document()).itertext()).strip() == "a < b & c"
 
 
-def test_the_verb_draws_a_kernel_of_the_library(small_library: Library, tmp_path: Path) -> None:
+def test_draw_takes_a_kernel_of_the_library(small_library: Library, tmp_path: Path) -> None:
     place = tmp_path / "tile.svg"
     arguments = ["hgemm_sm80_nt_*", "--library", str(small_library.folder)]
     printed = CliRunner().invoke(draw.draw_command, arguments)
@@ -159,13 +159,13 @@ def test_a_picture_is_written_as_png(tmp_path: Path) -> None:
     assert found.startswith(b"\x89PNG") and len(found) > 500
 
 
-def test_no_svg_is_written_to_a_file_that_is_named_otherwise(tmp_path: Path) -> None:
+def test_svg_is_written_to_svg_files_only(tmp_path: Path) -> None:
     done = CliRunner().invoke(draw.draw_command, ["hgemm_x", "--to", str(tmp_path / "tile.pdf")])
     assert isinstance(done.exception, RequestError) and "neither SVG nor PNG" in str(done.exception)
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_picture_of_the_readme_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_picture_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import draw_swizzle
 

@@ -91,9 +91,7 @@ def test_variables_of_a_compiler_that_name_folders_are_ignored(
 # ---- Files ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_device_without_an_end_is_not_read_to_the_end(
-    small_library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_devices_are_not_read_to_the_end(small_library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk.read_text, "__defaults__", (1000,))
     for command, *words in (
         ("generate", "--spec", "/dev/zero"),
@@ -129,7 +127,7 @@ def test_a_pipe_of_a_shell_is_read() -> None:
         os.close(reader)
 
 
-def test_deep_documents_are_refused(small_library: Library, tmp_path: Path) -> None:
+def test_deep_documents_are_rejected(small_library: Library, tmp_path: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 100_000)
     done = call("hgemm", "bench", "--suite", deep, "--library", small_library.folder)
@@ -159,7 +157,7 @@ def test_a_lock_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+def test_locks_are_waited_for(tmp_path: Path) -> None:
     with disk.locked(tmp_path / "lock", timeout_s=1):
         with pytest.raises(BlockingIOError), disk.locked(tmp_path / "lock", timeout_s=0):
             pass
@@ -186,7 +184,7 @@ def test_paths_need_not_be_utf_8(small_library: Library, tmp_path: Path) -> None
 # ---- Commands -------------------------------------------------------------------------------------------------------
 
 
-def test_a_compiler_that_is_no_command_is_told_of() -> None:
+def test_compiler_that_is_no_command_gives_an_error() -> None:
     with pytest.raises(NoCompiler, match="which is not a command"):
         find_compiler('g++ "')
 
@@ -208,7 +206,7 @@ def test_compilers_need_not_write_utf_8(
 # ---- What reaches a terminal ----------------------------------------------------------------------------------------
 
 
-def test_a_terminal_gets_no_control_characters_from_files_of_others(capsys) -> None:
+def test_control_characters_of_foreign_files_are_escaped(capsys) -> None:
     """Also on a terminal, where click does not remove them."""
     with escaped_output():
         click.echo("\x1b[31m red \u202e \u00e9\ttab", color=True)
@@ -216,7 +214,7 @@ def test_a_terminal_gets_no_control_characters_from_files_of_others(capsys) -> N
     assert capsys.readouterr() == (r"\x1b[31m red \u202e " + "\u00e9\ttab\n", r"\x1b]0;title\x07" + "\n")
 
 
-def test_a_key_of_many_parts_is_refused(tmp_path: Path) -> None:
+def test_a_key_of_many_parts_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text("a" + ".a" * 100_000 + " = 1\n")
     began = time.process_time()
     with pytest.raises(RequestError, match="a line has more than 256 dots"):
@@ -231,7 +229,7 @@ def test_long_words_are_cut_and_control_characters_escaped() -> None:
     assert printable("a\x1b]0;b\x07\tc\n") == "a\\x1b]0;b\\x07\tc\n" and printable("ä\udcff") == "ä\udcff"
 
 
-def test_the_source_of_a_library_does_not_command_a_terminal(small_library: Library, tmp_path: Path) -> None:
+def test_library_sources_are_escaped_on_a_terminal(small_library: Library, tmp_path: Path) -> None:
     import test_rebuild
 
     shutil.copytree(small_library.folder, tmp_path / "lib")
@@ -242,7 +240,7 @@ def test_the_source_of_a_library_does_not_command_a_terminal(small_library: Libr
     assert "\x1b" not in done.stdout and "// \\x1b]0;owned\\x07" in done.stdout
 
 
-def test_an_error_of_a_compiler_names_what_does_not_compile(host_compiler: HostCompiler, tmp_path: Path) -> None:
+def test_compiler_errors_name_what_does_not_compile(host_compiler: HostCompiler, tmp_path: Path) -> None:
     (tmp_path / "executor").mkdir()
     (tmp_path / "executor" / "runner.cpp").write_text("this is no C++\n")
     with pytest.raises(BuildError, match="the runner does not compile: "):

@@ -58,7 +58,7 @@ def _publish_many(folder: str, worker: int) -> float:
     return longest_s
 
 
-def test_processes_at_once_lose_nothing_and_wait_for_nothing_long(library: Library) -> None:
+def test_concurrent_processes_lose_nothing_and_do_not_wait_long(library: Library) -> None:
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         waits_s = pool.starmap(_publish_many, [(str(library.folder), worker) for worker in range(PROCESSES)])
     with open_index(library.folder) as index:
@@ -73,7 +73,7 @@ def test_processes_at_once_lose_nothing_and_wait_for_nothing_long(library: Libra
     assert max(waits_s) < 10
 
 
-def test_the_index_and_the_folders_give_the_same_answer(library: Library) -> None:
+def test_index_and_folders_agree(library: Library) -> None:
     for number in range(6):
         publish(library, f"k{number}", registers=64 + number, layout=("tn", "nn")[number % 2])
     for text in (
@@ -89,7 +89,7 @@ def test_the_index_and_the_folders_give_the_same_answer(library: Library) -> Non
     assert library.field_names() == {name for row in library.rows() for name in row}
 
 
-def test_whatever_happens_to_the_folders_is_seen(library: Library) -> None:
+def test_changes_of_folders_are_seen(library: Library) -> None:
     publish(library, "one")
     publish(library, "two")
     shutil.rmtree(library.folder / "one")
@@ -104,7 +104,7 @@ def test_whatever_happens_to_the_folders_is_seen(library: Library) -> None:
     assert library.rows()[0]["registers"] == 7
 
 
-def test_a_row_left_behind_by_a_failed_update_is_brought_up_to_date(library: Library, monkeypatch) -> None:
+def test_stale_row_of_a_failed_update_is_refreshed(library: Library, monkeypatch) -> None:
     publish(library, registers=1)
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -134,7 +134,7 @@ STATEMENTS = {
     "damage",
     ["missing", "empty", "garbage", "truncated", "torn", "fifo", "link", "device", "fifo of a journal", *STATEMENTS],
 )
-def test_a_damaged_index_heals_with_its_measurements(library: Library, damage: str) -> None:
+def test_damaged_index_is_rebuilt_with_its_measurements(library: Library, damage: str) -> None:
     for number in range(9):
         publish(library, f"k{number:02}")
     measure(library.folder)
@@ -167,7 +167,7 @@ def test_a_damaged_index_heals_with_its_measurements(library: Library, damage: s
     assert library.reindex() == 10
 
 
-def test_others_read_all_rows_while_the_index_is_rebuilt(library: Library, monkeypatch) -> None:
+def test_readers_see_all_rows_during_a_rebuild(library: Library, monkeypatch) -> None:
     for symbol in ("one", "two"):
         publish(library, symbol)
     measure(library.folder)
@@ -183,7 +183,7 @@ def test_others_read_all_rows_while_the_index_is_rebuilt(library: Library, monke
     assert seen == [(["one", "two"], 1)] * 2
 
 
-def test_measurements_are_rows_as_long_as_their_files_are_there(library: Library) -> None:
+def test_measurements_of_existing_files_are_rows(library: Library) -> None:
     publish(library)
     measure(library.folder, time_us=2.0)
     measure(library.folder, "gone")
@@ -204,7 +204,7 @@ def test_a_session_that_grows_is_read_again(library: Library) -> None:
     writer.close()
 
 
-def test_a_session_that_was_changed_is_told_of_and_left_out(library: Library, caplog) -> None:
+def test_altered_session_is_reported_and_skipped(library: Library, caplog) -> None:
     publish(library)
     measure(library.folder)
     (path,) = (library.folder / "measurements").iterdir()
@@ -212,7 +212,7 @@ def test_a_session_that_was_changed_is_told_of_and_left_out(library: Library, ca
     assert library.measurements() == [] and "line 3 was changed (its hash differs)" in caplog.text
 
 
-def test_nothing_that_was_measured_is_garbage(library: Library) -> None:
+def test_measured_kernels_are_no_garbage(library: Library) -> None:
     publish(library)
     measure(library.folder)
     measure(library.folder, "gone")
@@ -229,7 +229,7 @@ def test_nothing_that_was_measured_is_garbage(library: Library) -> None:
     [sqlite3.OperationalError("attempt to write a readonly database"), sqlite3.OperationalError("database is locked")]
     + [OSError(errno.EROFS, "Read-only file system"), PermissionError(errno.EACCES, "Permission denied")],
 )
-def test_without_an_index_the_folders_answer_and_one_line_is_logged(library, monkeypatch, caplog, refusal) -> None:
+def test_without_an_index_folders_are_read_and_one_line_is_logged(library, monkeypatch, caplog, refusal) -> None:
     publish(library, registers=100)
     publish(library, "two", registers=200)
 
@@ -266,13 +266,13 @@ def test_an_index_that_cannot_be_written_is_still_read(library: Library, monkeyp
     assert symbols(library) == ["one"]
 
 
-def test_a_library_with_signs_in_its_path(tmp_path: Path) -> None:
+def test_library_path_may_have_special_characters(tmp_path: Path) -> None:
     library = Library(tmp_path / "a b?c#d%20é")
     publish(library)
     assert symbols(library) == ["one"] and (library.folder / "index.db").exists()
 
 
-def test_two_thousand_kernels(library: Library, monkeypatch) -> None:
+def test_index_handles_two_thousand_kernels(library: Library, monkeypatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk's speed is not what is tested
     for number in range(2000):
         write_stored(library.folder, *make_record(f"kernel_{number:04}", registers=number % 256))
@@ -327,12 +327,12 @@ NAMES = ("registers", "occupancy", "layout", "cta_tile", "spilled")
         ("layout!=wgmma", True),
     ],
 )
-def test_an_expression_means_what_it_says(text: str, expected: bool) -> None:
+def test_condition_selects_matching_kernels(text: str, expected: bool) -> None:
     node = parse_where(text)
     assert matches(node, FLAT) is expected
 
 
-def test_an_architecture_may_be_written_short() -> None:
+def test_condition_accepts_short_architecture_names() -> None:
     for text in ("arch=90a", "arch='sm_90a'", "arch = 9.0a"):
         assert parse_where(text) == Compare("arch", "=", Literal("sm_90a"))
     with pytest.raises(RequestError, match="did you mean sm_75"):
@@ -346,7 +346,7 @@ def test_an_architecture_may_be_written_short() -> None:
     + ["not", "((((", "registers < and", "layout='\x00'", "layout='\udcff'", "(" * 1000 + "registers", "x" * 5000]
     + [" or ".join(["registers"] * (MAX_COMPARISONS + 1)), "not " * 900 + "registers"],
 )
-def test_what_cannot_be_read_is_one_line(text: str) -> None:
+def test_malformed_condition_gives_a_one_line_error(text: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_where(text)
     assert "\n" not in str(caught.value) and str(caught.value).isprintable()
@@ -358,14 +358,14 @@ def test_a_number_is_not_compared_with_a_text(text: str) -> None:
         parse_where(text)
 
 
-def test_an_unknown_field_names_the_nearest() -> None:
+def test_unknown_field_suggests_the_nearest() -> None:
     with pytest.raises(RequestError, match="unknown field 'regs'.*registers"):
         parse_where("regs<3", known=NAMES)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=60))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_condition_is_parsed_or_rejected(text: str) -> None:
     try:
         node = parse_where(text)
     except RequestError:

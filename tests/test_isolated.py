@@ -52,12 +52,12 @@ def test_processes_that_check_are_isolated(hostile: Path) -> None:
     assert "/no/library" in outcome.error and ran(hostile) == ""
 
 
-def test_the_test_of_a_compiler_is_isolated(hostile: Path, host_toolchain: HostToolchain) -> None:
+def test_compiler_probes_are_isolated(hostile: Path, host_toolchain: HostToolchain) -> None:
     require_working(host_toolchain.compiler, host_toolchain.templates)
     assert ran(hostile) == ""
 
 
-def test_a_child_searches_where_its_parent_does_but_not_in_the_current_folder(
+def test_children_keep_the_search_path_without_the_current_folder(
     hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", ["", "relative", str(hostile), "/elsewhere", str(ROOT), "/later"])

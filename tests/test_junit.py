@@ -36,7 +36,7 @@ def test_a_suite_counts_its_tests_and_keeps_their_reasons(
         assert found == ([] if status == "passed" else [(status, message)])
 
 
-def test_a_place_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+def test_unwritable_junit_file_gives_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(HgemmError, match="cannot write") as raised:
         write_junit(tmp_path / "no" / "report.xml", "hgemm run", [])
     assert "\n" not in str(raised.value)

@@ -152,7 +152,7 @@ def test_without_arguments_ladders_and_steps_are_listed(tmp_path: Path) -> None:
     assert [step["spec"]["stages"] for step in listed["steps"]] == ["2", "4", "3"]
 
 
-def test_what_is_known_is_printed_beside_what_was_published(tmp_path: Path, made: list[Plan]) -> None:
+def test_static_figures_are_printed_beside_published_ones(tmp_path: Path, made: list[Plan]) -> None:
     result = call(tmp_path, "x", "--static")
     lines = result.stdout.splitlines()
     assert lines[:6] == [
@@ -175,9 +175,7 @@ def test_what_is_known_is_printed_beside_what_was_published(tmp_path: Path, made
     assert call(tmp_path, "--from", tmp_path / "kept.json").stdout == result.stdout
 
 
-def test_without_a_library_nothing_is_kept_and_files_that_are_written_are_named(
-    tmp_path: Path, made: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_library_no_kernel_is_kept(tmp_path: Path, made: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HGEMM_LIBRARY", str(tmp_path / "mine"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -191,14 +189,14 @@ def test_without_a_library_nothing_is_kept_and_files_that_are_written_are_named(
     assert {path.name for path in tmp_path.iterdir()} == {"kept.json", "steps.csv", "x.toml"}  # the recipe
 
 
-def test_a_ladder_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
+def test_ladder_may_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(LADDER)
     mine, shipped = (call(tmp_path, name, "--static").stdout for name in (tmp_path / "mine.toml", "x"))
     assert mine == shipped.replace("x: A ladder", "mine: A ladder")
     assert "cannot be read" in str(call(tmp_path, tmp_path / "none.toml", "--static").exception)
 
 
-def test_where_there_is_no_gpu_the_same_is_printed_and_said(tmp_path: Path, monkeypatch) -> None:
+def test_missing_gpu_prints_static_figures_with_a_note(tmp_path: Path, monkeypatch) -> None:
     def none() -> None:
         raise DeviceError("no NVIDIA GPU here")
 
@@ -208,7 +206,7 @@ def test_where_there_is_no_gpu_the_same_is_printed_and_said(tmp_path: Path, monk
     assert "hgemm: no NVIDIA GPU here: " in result.stderr
 
 
-def test_an_architecture_is_taken_for_every_step(tmp_path: Path, made: list[Plan]) -> None:
+def test_arch_applies_to_every_step(tmp_path: Path, made: list[Plan]) -> None:
     call(tmp_path, "x", "--static", "--arch", "89")
     assert {plan.spec.arch for plan in made} == {"sm_89"}
     error = call(tmp_path, "x", "--static", "--arch", "75").exception
@@ -241,7 +239,7 @@ def test_steps_are_timed_beside_cublaslt_in_the_same_rounds(tmp_path: Path, driv
     assert [ratio["median"] for ratio in kept["of_baseline"]] == [0.2, 0.8, 0.5]
 
 
-def test_what_was_kept_is_printed_again_without_a_gpu(tmp_path: Path, driver: BenchDriver, made: list[Plan]) -> None:
+def test_kept_results_are_printed_without_a_gpu(tmp_path: Path, driver: BenchDriver, made: list[Plan]) -> None:
     kept = tmp_path / "kept.json"
     printed = call(tmp_path, "x", "--keep", kept).stdout
     made.clear()
@@ -251,7 +249,7 @@ def test_what_was_kept_is_printed_again_without_a_gpu(tmp_path: Path, driver: Be
     assert str(error) == "no ladder is named 's1': choose from x"
 
 
-def test_a_step_that_fell_where_the_publication_rose_is_named(tmp_path: Path, driver: BenchDriver) -> None:
+def test_regressed_step_is_named(tmp_path: Path, driver: BenchDriver) -> None:
     text = (tmp_path / "x.toml").read_text()
     assert "slower than the step before" not in call(tmp_path, "x").stdout  # 8 to 7 was published as a fall
     (tmp_path / "x.toml").write_text(text.replace("= 7 }", "= 9 }"))
@@ -268,14 +266,14 @@ def test_a_step_with_wrong_numbers_has_no_time_and_fails(tmp_path: Path, driver:
     assert times == [20, None, 8] and [one and one["median"] for one in found["over_before"]] == [None, None, None]
 
 
-def test_shapes_are_those_that_are_asked_for(tmp_path: Path, driver: BenchDriver) -> None:
+def test_requested_shapes_are_measured(tmp_path: Path, driver: BenchDriver) -> None:
     for words in (["--shapes", "40x56x24,48x56x24"], ["--m", "40,48", "--n", "56", "--k", "24"]):
         document = json.loads(call(tmp_path, "x", "--json", *words).stdout)
         assert [one["work"]["m"] for one in document["ladders"]] == [40, 48]
         assert [one["published_cublas"] for one in document["ladders"]] == [10, None]
 
 
-def test_a_lost_device_ends_the_run_and_what_was_measured_is_printed(tmp_path: Path, driver: BenchDriver) -> None:
+def test_lost_device_ends_the_run_and_prints_results(tmp_path: Path, driver: BenchDriver) -> None:
     launch = driver.cuLaunchKernelEx
 
     def fault(config, function, parameters, extra):
@@ -290,7 +288,7 @@ def test_a_lost_device_ends_the_run_and_what_was_measured_is_printed(tmp_path: P
     assert result.exception.exit_code == 1 and "lost the device" in str(result.exception)
 
 
-def test_ptx_of_another_architecture_is_said(tmp_path: Path, driver: BenchDriver) -> None:
+def test_ptx_of_another_architecture_is_noted(tmp_path: Path, driver: BenchDriver) -> None:
     assert "kernels for sm_80 (PTX, compiled by the driver for sm_90): " in call(tmp_path, "x", "--arch", "80").stdout
 
 
@@ -318,7 +316,7 @@ def test_the_curve_is_drawn_the_same_each_time(tmp_path: Path, driver: BenchDriv
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_was_not_measured_is_drawn_as_predicted_and_what_has_no_figure_is_left_out(tmp_path: Path) -> None:
+def test_unmeasured_steps_are_drawn_as_predictions(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture, shapes = tmp_path / "x.svg", ["--shapes", "40x56x24,48x56x24"]
     call(tmp_path, "x", "--static", "--to", picture, *shapes)
@@ -346,12 +344,14 @@ def test_without_matplotlib_the_extra_is_named_before_the_work(tmp_path: Path, m
         (["x", "--m", "0"], "--m '0' names no positive number"),
     ],
 )
-def test_requests_are_refused_in_one_line(tmp_path: Path, arguments: list[str], message: str, made: list[Plan]) -> None:
+def test_requests_are_rejected_in_one_line(
+    tmp_path: Path, arguments: list[str], message: str, made: list[Plan]
+) -> None:
     error = call(tmp_path, *arguments).exception
     assert error.exit_code == 2 and message in str(error) and not made
 
 
-def test_a_file_that_holds_no_ladders_or_cannot_be_written_is_refused(tmp_path: Path, made: list[Plan]) -> None:
+def test_files_without_ladders_and_unwritable_files_are_rejected(tmp_path: Path, made: list[Plan]) -> None:
     (tmp_path / "other.json").write_text('{"schema": 1, "results": []}')
     assert "holds no ladders" in str(call(tmp_path, "--from", tmp_path / "other.json").exception)
     for ladders in ("7", "[7]", "[{}]"):

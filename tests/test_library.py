@@ -58,7 +58,7 @@ def one_line(error: BaseException) -> str:
     return str(error)
 
 
-def test_a_kernel_of_another_spec_with_the_same_symbol_is_refused(tmp_path: Path) -> None:
+def test_a_kernel_of_another_spec_with_the_same_symbol_is_rejected(tmp_path: Path) -> None:
     library = Library(tmp_path)
     library.publish(*make_record("hgemm_same", registers=64))
     library.publish(*make_record("hgemm_same", registers=65))
@@ -66,7 +66,7 @@ def test_a_kernel_of_another_spec_with_the_same_symbol_is_refused(tmp_path: Path
         library.publish(*make_record("hgemm_same", stages=4))
 
 
-def test_old_words_of_a_record_are_read_as_the_new_ones(tmp_path: Path) -> None:
+def test_old_words_of_a_record_are_translated(tmp_path: Path) -> None:
     record, files = make_record("hgemm_old", copy="vector", schedule="cluster_k:2")
     record["spec"]["swapped"] = True
     record["launch"]["grid"]["rule"] = "cluster_k"
@@ -78,7 +78,7 @@ def test_old_words_of_a_record_are_read_as_the_new_ones(tmp_path: Path) -> None:
     assert read == ("ldg_sts", "split_k_cluster:2", True, "split_k_cluster") and "swapped" not in row
 
 
-def test_what_is_published_is_loaded(library: Library) -> None:
+def test_published_kernel_is_loaded(library: Library) -> None:
     record, files = make_record("one")
     folder = library.publish(record, files)
     kernel = library.load("one")
@@ -90,7 +90,7 @@ def test_what_is_published_is_loaded(library: Library) -> None:
     assert pickle.loads(pickle.dumps(library)) == library
 
 
-def test_publishing_again_replaces_whole(library: Library) -> None:
+def test_publishing_again_replaces_the_kernel(library: Library) -> None:
     publish(library, registers=100)
     publish(library, registers=101)
     assert library.load("one").record.data["resources"]["registers"] == 101
@@ -98,7 +98,7 @@ def test_publishing_again_replaces_whole(library: Library) -> None:
     assert not [path for path in library.folder.iterdir() if path.name.startswith(".tmp-")]
 
 
-def test_a_source_without_a_record_is_no_kernel_and_may_be_completed(library: Library) -> None:
+def test_source_without_a_record_is_no_kernel(library: Library) -> None:
     folder = library.folder / "one"
     folder.mkdir(parents=True)
     (folder / "kernel.cu").write_text("// committed")
@@ -115,7 +115,7 @@ def test_a_source_without_a_record_is_no_kernel_and_may_be_completed(library: Li
 @pytest.mark.parametrize(
     "symbol", ["", ".", "..", "../one", "/etc", "a/b", "A", "a.b", "a b", "a\n", "a\x00", "x" * 201, "é"]
 )
-def test_a_symbol_that_could_lead_elsewhere_is_refused(library: Library, symbol: str) -> None:
+def test_symbols_with_path_separators_are_rejected(library: Library, symbol: str) -> None:
     publish(library)
     with pytest.raises(RequestError) as caught:
         library.load(symbol)
@@ -126,7 +126,7 @@ def test_a_symbol_that_could_lead_elsewhere_is_refused(library: Library, symbol:
 
 
 @pytest.mark.parametrize("name", ["kernel.cu", "kernel.cubin", "kernel.ptx"])
-def test_a_changed_artefact_is_refused_by_name(library: Library, name: str) -> None:
+def test_altered_file_is_rejected_by_name(library: Library, name: str) -> None:
     path = publish(library) / name
     content = path.read_bytes()
     for changed in (content[:-1] + b"?", content + b"?", b""):
@@ -143,7 +143,7 @@ def test_a_changed_artefact_is_refused_by_name(library: Library, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["kernel.cubin", "record.json"])
-def test_links_and_pipes_are_refused(library: Library, tmp_path: Path, name: str) -> None:
+def test_links_and_pipes_are_rejected(library: Library, tmp_path: Path, name: str) -> None:
     path = publish(library) / name
     elsewhere = path.rename(tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
@@ -155,7 +155,7 @@ def test_links_and_pipes_are_refused(library: Library, tmp_path: Path, name: str
         library.load("one")
 
 
-def test_a_linked_folder_is_refused(library: Library, tmp_path: Path) -> None:
+def test_a_linked_folder_is_rejected(library: Library, tmp_path: Path) -> None:
     elsewhere = publish(library).rename(tmp_path / "elsewhere")
     (library.folder / "one").symlink_to(elsewhere)
     assert library.rows() == []
@@ -170,7 +170,7 @@ def test_a_linked_folder_is_refused(library: Library, tmp_path: Path) -> None:
     [b"", b"{", b"[]", b"\xff", b"null", b"[" * 100_000, b'{"schema": NaN}', b'{"a": 1, "a": 1}', b"9" * 5000]
     + [b" " * (MAX_RECORD_BYTES + 1)],
 )
-def test_a_corrupt_record_is_one_line_and_hides_nothing_else(library: Library, document: bytes, caplog) -> None:
+def test_corrupt_record_gives_one_line_and_hides_no_other(library: Library, document: bytes, caplog) -> None:
     publish(library, "two")
     (publish(library) / "record.json").write_bytes(document)
     with pytest.raises(LibraryError, match="one/record.json.*hgemm gc") as caught:
@@ -180,7 +180,7 @@ def test_a_corrupt_record_is_one_line_and_hides_nothing_else(library: Library, d
     assert library.field_names() and library.rows() and caplog.text.count("one/record.json") == 1
 
 
-def test_a_record_of_another_symbol_is_refused(library: Library) -> None:
+def test_a_record_of_another_symbol_is_rejected(library: Library) -> None:
     publish(library, "two").rename(library.folder / "one")
     with pytest.raises(LibraryError, match="symbol is two, not its folder's name"):
         library.load("one")
@@ -218,7 +218,7 @@ def test_every_field_is_checked_and_named(path: list[str], junk: object) -> None
 
 
 @pytest.mark.parametrize("name", sorted(make_record("one")[0]))
-def test_no_field_may_be_missing_and_none_be_added(name: str) -> None:
+def test_missing_and_additional_fields_are_rejected(name: str) -> None:
     record = make_record("one")[0]
     with pytest.raises(LibraryError, match=f"{name} is missing"):
         validate({key: value for key, value in record.items() if key != name})
@@ -228,7 +228,7 @@ def test_no_field_may_be_missing_and_none_be_added(name: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0, 1e6), st.integers(0, 255))
-def test_a_record_has_one_way_of_being_written(seconds: float, registers: int) -> None:
+def test_records_are_written_canonically(seconds: float, registers: int) -> None:
     record = make_record("one", seconds={"emit": seconds, "compile": 1, "inspect": 0.0}, registers=registers)[0]
     text = dump(record)
     assert dump(json.loads(text)) == text and text.endswith("}\n")
@@ -236,7 +236,7 @@ def test_a_record_has_one_way_of_being_written(seconds: float, registers: int) -
     assert Record.parse(text).dump() == text
 
 
-def test_flat_names_are_short_and_hold_every_section() -> None:
+def test_flat_field_names_are_short_and_complete() -> None:
     flat = flatten(make_record("one", smem_bytes=1, ctas_per_sm=3)[0])
     assert flat["registers"] == 128 and flat["cta_tile"] == "128x128x32" and flat["sass_hmma"] == 128
     assert flat["smem_bytes"] == 1 and flat["launch_smem_bytes"] == 49152 and flat["cluster"] == "1x1x1"
@@ -259,7 +259,7 @@ def test_a_record_that_does_not_describe_its_files_is_not_published(library: Lib
 # Tests may run as root, whom no permission stops: so the system calls themselves are made to fail.
 @pytest.mark.parametrize("call", ["mkdir", "open", "fsync", "rename"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-def test_a_disk_that_refuses_is_one_line_and_leaves_what_was(
+def test_failed_write_gives_one_line_and_keeps_the_old_kernel(
     library: Library, monkeypatch, call: str, code: int
 ) -> None:
     publish(library, registers=100)
@@ -277,9 +277,7 @@ def test_a_disk_that_refuses_is_one_line_and_leaves_what_was(
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_the_old_folder_comes_back_when_the_new_one_cannot_take_its_place(
-    library: Library, monkeypatch, exchanges: bool
-) -> None:
+def test_failed_replacement_restores_the_old_folder(library: Library, monkeypatch, exchanges: bool) -> None:
     publish(library, registers=100)
     rename, is_aside = os.rename, []
 
@@ -305,7 +303,7 @@ def test_the_old_folder_comes_back_when_the_new_one_cannot_take_its_place(
     assert sorted(scan(library.folder)) == ["one"] and collect_garbage(library) == []
 
 
-def test_a_complete_folder_is_there_at_each_step_of_its_replacement(library: Library, monkeypatch) -> None:
+def test_replacement_always_leaves_a_complete_folder(library: Library, monkeypatch) -> None:
     (publish(library, registers=100) / "notes.txt").write_text("mine")
     steps = []
 
@@ -324,7 +322,7 @@ def test_a_complete_folder_is_there_at_each_step_of_its_replacement(library: Lib
     assert (library.folder / "one" / "notes.txt").read_text() == "mine"
 
 
-def test_missing_and_misplaced_libraries_are_one_line(tmp_path: Path) -> None:
+def test_missing_and_misplaced_libraries_give_one_line_errors(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="does not exist: run `generate` first"):
         Library(tmp_path / "none").rows()
     (tmp_path / "file").write_text("")
@@ -337,7 +335,7 @@ def test_missing_and_misplaced_libraries_are_one_line(tmp_path: Path) -> None:
         publish(Library(tmp_path))
 
 
-def test_a_killed_publisher_leaves_a_library_that_is_read_and_completed(library: Library) -> None:
+def test_killed_publisher_leaves_a_usable_library(library: Library) -> None:
     command = [sys.executable, "-c", PUBLISHER, str(ROOT), str(ROOT / "tests"), str(library.folder)]
     publish(library, "two")
     for seed in range(6):
@@ -358,7 +356,7 @@ def test_a_killed_publisher_leaves_a_library_that_is_read_and_completed(library:
 
 @pytest.mark.parametrize("name", ["record.json", "kernel.cu", "kernel.cubin"])
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE])
-def test_what_cannot_be_read_is_neither_garbage_nor_replaced(
+def test_unreadable_kernels_are_neither_garbage_nor_replaced(
     library: Library, tmp_path: Path, monkeypatch, caplog, name: str, code: int
 ) -> None:
     folder, opened = publish(library), os.open
@@ -378,7 +376,7 @@ def test_what_cannot_be_read_is_neither_garbage_nor_replaced(
     assert {path.name for path in folder.iterdir()} == {"record.json", "kernel.cu", "kernel.ptx", "kernel.cubin"}
 
 
-def test_garbage_that_another_process_removes_meanwhile_is_no_error(library: Library, monkeypatch) -> None:
+def test_concurrently_removed_garbage_is_no_error(library: Library, monkeypatch) -> None:
     publish(library)
     for number in range(2):
         (library.folder / f".tmp-{DEAD_PID}-{number:016}").mkdir()
@@ -394,7 +392,7 @@ def test_garbage_that_another_process_removes_meanwhile_is_no_error(library: Lib
     assert [removal.name for removal in collect_garbage(library)] == [f".tmp-{DEAD_PID}-{1:016}"]
 
 
-def test_garbage_is_what_dead_writers_left_and_what_cannot_be_trusted(library: Library, tmp_path: Path) -> None:
+def test_garbage_is_leftovers_and_untrusted_files(library: Library, tmp_path: Path) -> None:
     publish(library, "sound")
     (publish(library, "changed") / "kernel.ptx").write_bytes(b"?")
     (publish(library, "other_source") / "kernel.cu").write_bytes(b"?")
@@ -417,7 +415,7 @@ def test_garbage_is_what_dead_writers_left_and_what_cannot_be_trusted(library: L
     assert collect_garbage(library) == []
 
 
-def test_a_folder_moved_aside_by_a_dead_process_is_put_back(library: Library) -> None:
+def test_folder_moved_by_a_dead_process_is_restored(library: Library) -> None:
     aside = library.folder / f".tmp-{DEAD_PID}-{'0' * 16}.one"
     publish(library, registers=100).rename(aside)
     assert library.rows() == []
@@ -429,7 +427,7 @@ def test_a_folder_moved_aside_by_a_dead_process_is_put_back(library: Library) ->
     assert [row["registers"] for row in library.rows()] == [101] and not aside.exists()
 
 
-def test_a_compiler_failure_says_what_where_and_the_first_error(tmp_path: Path) -> None:
+def test_compilation_error_names_kernel_files_and_first_error(tmp_path: Path) -> None:
     log = "In file x.cuh:\nx.cuh(3): warning: w\nx.cuh(7): error:  no such   thing\nx.cuh(9): error: more\n"
     error = BuildError("one", log, tmp_path / "one.cu", tmp_path / "one.log")
     assert one_line(error) == (
@@ -444,21 +442,21 @@ def test_a_compiler_failure_says_what_where_and_the_first_error(tmp_path: Path) 
 # ==== Writing files ===================================================================================================
 
 
-def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_files_are_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     for content in (b"first", b"2"):
         write_atomically(path, content, "--keep")
         assert path.read_bytes() == content and [*tmp_path.iterdir()] == [path]
 
 
-def test_a_link_is_followed_to_its_file_and_stays_a_link(tmp_path: Path) -> None:
+def test_writing_through_a_link_keeps_the_link(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "link").symlink_to("file")
     write_atomically(tmp_path / "link", b"new", "--to")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"new"
 
 
-def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+def test_writing_to_a_pipe_keeps_the_pipe(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -469,7 +467,7 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
         os.close(reader)
 
 
-def test_where_no_file_can_be_written_both_say_so_in_one_line(tmp_path: Path) -> None:
+def test_unwritable_path_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place, message in (("none", "none/out: No such file"), ("file", "file/out: .* choose another --csv")):
         for attempt in (require_writable, lambda path, option: write_atomically(path, b"x", option)):

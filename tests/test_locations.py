@@ -40,7 +40,7 @@ def test_a_checkout_uses_its_own_folder_from_anywhere(tmp_path: Path, monkeypatc
     assert default_library({"HGEMM_LIBRARY": "mine"}) == Path("mine")
 
 
-def test_the_folder_of_older_versions_is_used_until_there_is_a_new_one(installed: Path, tmp_path: Path) -> None:
+def test_old_data_folder_is_used_until_a_new_one_exists(installed: Path, tmp_path: Path) -> None:
     older = tmp_path / "cache" / "library"
     older.mkdir(parents=True)
     assert default_library() == older
@@ -48,7 +48,7 @@ def test_the_folder_of_older_versions_is_used_until_there_is_a_new_one(installed
     assert default_library() == installed
 
 
-def test_a_user_without_a_home_is_asked_for_a_folder(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_folder_gives_an_error(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     with pytest.raises(LibraryError, match="set HGEMM_LIBRARY to a folder of your own"):
         default_library({})
@@ -78,7 +78,7 @@ def test_a_suggested_command_names_any_other_library(installed: Path, monkeypatc
     assert library_suffix(Path("my kernels")) == " --library 'my kernels'"
 
 
-def test_a_library_of_older_versions_in_the_current_folder_is_named(
+def test_old_library_in_the_current_folder_is_named(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -38,7 +38,7 @@ points = st.tuples(*4 * [extents]).map(lambda four: point(*four))
 # ---- Files ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_sessions_round_trip(tmp_path: Path) -> None:
     writer = SessionWriter(tmp_path, **measured.HEADER, seed=7, protocol={"rounds": 15, "seconds": 1.2})
     writer.add(SQUARE, "steady", measured.times({"b": 2.0, "a": 1.5}), decided=True, clocks={"sm_mhz": 1980})
     writer.add(problem(1, 1, 1, acc="f16"), "burst", measured.times({"a": 3.0}))
@@ -55,7 +55,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert (other.problem.acc, other.state, other.times[0].index, other.decided) == ("f16", "burst", 1, False)
 
 
-def test_any_change_of_a_line_is_found_but_a_cut_end_is_none(tmp_path: Path) -> None:
+def test_altered_lines_are_found_and_a_truncated_end_is_ignored(tmp_path: Path) -> None:
     session = measured.write(tmp_path, [(SQUARE, {"a": 1.0}), (SQUARE, {"a": 2.0, "b": 1.0})])
     path = tmp_path / "measurements" / f"{session.name}.jsonl"
     whole = path.read_bytes()
@@ -74,7 +74,7 @@ def test_any_change_of_a_line_is_found_but_a_cut_end_is_none(tmp_path: Path) -> 
         assert read_session(path).results == session.results[:1]
 
 
-def test_a_write_that_took_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.write
     monkeypatch.setattr(os, "write", lambda file, text: whole(file, text[:100]))
     session = measured.write(tmp_path, [(SQUARE, {"a": 1.0}), (SQUARE, {"a": 2.0})])
@@ -100,7 +100,7 @@ def test_a_write_that_took_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: p
         ({"problem": {**SQUARE.plain(), "layout": "ttt"}}, "layout must be one of tn, nn"),
     ],
 )
-def test_what_makes_no_sense_is_refused_though_its_hash_is_right(tmp_path: Path, changed: dict, message: str) -> None:
+def test_implausible_values_are_rejected_despite_a_valid_hash(tmp_path: Path, changed: dict, message: str) -> None:
     session = measured.write(tmp_path, [(SQUARE, {"a": 1.0})])
     entries = [json.loads(line.partition(b" ")[2]) for line in session.lines]
     before, text = "", b""
@@ -122,18 +122,18 @@ def best_after(folder: Path, *orders: dict[str, float], keys: dict[str, str] | N
     return best_known(read_sessions(folder), keys or dict.fromkeys("abcdef", measured.KEY))
 
 
-def test_sessions_are_read_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+def test_sessions_are_read_in_order_of_their_start(tmp_path: Path) -> None:
     names = [measured.write(tmp_path, [(SQUARE, {"a": 1.0})]).name for _ in range(30)]
     assert [session.name for session in read_sessions(tmp_path)] == names
 
 
-def test_the_order_of_a_session_stands_even_where_times_say_another(tmp_path: Path) -> None:
+def test_ranking_of_a_session_overrides_its_times(tmp_path: Path) -> None:
     """A decision within the spread is kept."""
     found = best_after(tmp_path, {"b": 2.0, "a": 1.99, "c": 3.0})
     assert found[PLACE].order == ("b", "a", "c") and found[PLACE].times_us == {"b": 2.0, "a": 1.99, "c": 3.0}
 
 
-def test_a_later_session_counts_where_it_was_compared_with_what_stood(tmp_path: Path) -> None:
+def test_later_session_counts_if_it_measured_the_current_best(tmp_path: Path) -> None:
     found = best_after(tmp_path / "x", {"a": 2.0, "b": 3.0}, {"c": 1.0, "a": 1.8})
     assert found[PLACE].order == ("c", "a")
     assert found[PLACE].times_us == {"c": 1.0, "a": 1.8, "b": pytest.approx(3.0 * 1.8 / 2.0)}
@@ -142,7 +142,7 @@ def test_a_later_session_counts_where_it_was_compared_with_what_stood(tmp_path: 
     assert found[PLACE].times_us == {"a": 2.0, "b": 3.0, "c": 1.0, "d": 0.25}
 
 
-def test_launch_options_stand_with_the_times_that_they_have(tmp_path: Path) -> None:
+def test_launch_options_are_stored_with_their_times(tmp_path: Path) -> None:
     few, many = LaunchOptions(2, 0, 8), LaunchOptions(5, 132, -4)
     measured.write(tmp_path, [(SQUARE, {"a": 2.0, "b": 3.0})], options=[{"a": few, "b": few}])
     session = measured.write(tmp_path, [(SQUARE, {"c": 1.0, "a": 1.8})], options=[{"a": many}])
@@ -152,13 +152,13 @@ def test_launch_options_stand_with_the_times_that_they_have(tmp_path: Path) -> N
     assert best_after(tmp_path)[PLACE].options == {"a": many}
 
 
-def test_kernels_that_were_made_anew_count_as_unmeasured(tmp_path: Path) -> None:
+def test_rebuilt_kernels_count_as_unmeasured(tmp_path: Path) -> None:
     found = best_after(tmp_path, {"a": 2.0, "b": 3.0}, keys={"a": "1" * 64, "b": measured.KEY})
     assert found[PLACE].order == ("b",)
     assert best_after(tmp_path, keys={"a": "1" * 64}) == {}
 
 
-def test_other_devices_and_states_stand_by_themselves(tmp_path: Path) -> None:
+def test_devices_and_states_are_separate(tmp_path: Path) -> None:
     assert [place[:2] for place in best_after(tmp_path / "x", {"a": 1.0}, sms=114)] == [(90, 114)]
     measured.write(tmp_path, [(SQUARE, {"a": 1.0})], state="burst")
     assert best_after(tmp_path) == {}
@@ -174,7 +174,7 @@ def test_octaves_grow_with_extents_and_are_exact_at_powers_of_2(one: int, other:
 
 
 @given(points, points, points)
-def test_distance_is_one(x, y, z) -> None:
+def test_distance_is_a_metric(x, y, z) -> None:
     assert distance(x, x) == 0 and distance(x, y) == distance(y, x) <= distance(x, z) + distance(z, y)
 
 
@@ -183,7 +183,7 @@ def corrections(at, places: list, ratios: list, estimate_weight: int = WEIGHT_ON
     return {name: correction(near, name, estimate_weight) for name in ratios[0]}
 
 
-def test_a_factor_at_the_only_place_lies_between_the_estimate_and_what_was_measured() -> None:
+def test_one_measurement_corrects_the_estimate_in_part() -> None:
     here = point(64, 64, 64, 1)
     found = corrections(here, [here], [{3: 1.0, 5: 1.5, 9: 100.0, 10: 1e-3}], 3 * WEIGHT_ONE)
     ratios = {3: FACTOR_ONE * 1.0 / 1.25, 5: FACTOR_ONE * 1.5 / 1.25, 9: MAX_RATIO, 10: MIN_RATIO}
@@ -192,7 +192,7 @@ def test_a_factor_at_the_only_place_lies_between_the_estimate_and_what_was_measu
 
 
 @given(st.lists(points, min_size=1, max_size=12), st.data())
-def test_rows_of_which_the_same_is_known_everywhere_have_that_factor_nearly(places, data) -> None:
+def test_consistent_measurements_give_almost_their_factor(places, data) -> None:
     """A factor that all rows of a problem share has no effect."""
     common = [data.draw(st.floats(0.1, 10)) for _ in places]
     rows = {1: 0.8, 2: 1.0, 7: 1.25}
@@ -211,7 +211,7 @@ def test_near_problems_count_more_than_far_ones() -> None:
 
 
 @given(points, points)
-def test_what_a_problem_says_fades_with_its_distance(x, y) -> None:
+def test_influence_of_a_problem_fades_with_distance(x, y) -> None:
     """It falls from 1 at distance 0 to 0."""
     here, there = (corrections(at, [x], [{1: 1.0, 2: 2.0, 3: 1.0}])[2] for at in (x, y))
     assert here == 1.5 * FACTOR_ONE
@@ -219,7 +219,7 @@ def test_what_a_problem_says_fades_with_its_distance(x, y) -> None:
     assert (there is None) == (distance(x, y) >= 8 * DECAY_DISTANCE) or abs(distance(x, y) - 8 * DECAY_DISTANCE) < 12
 
 
-def test_the_nearest_problems_count_and_of_equally_near_ones_the_first() -> None:
+def test_nearest_problems_count_and_ties_go_to_the_first() -> None:
     here = point(64, 64, 64, 1)
     places = [point(64, 64 + 4 * away, 64, 1) for away in (5, 3, 3, 1)]
     assert nearest(here, zip(places, "abcd", strict=True)) == [(1, "d"), (3, "b"), (3, "c"), (5, "a")]

@@ -51,7 +51,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("[a-z]*/*")}
 
 
-def test_every_kernel_is_taken_once_as_it_was(tmp_path: Path) -> None:
+def test_merge_copies_every_kernel_once_unchanged(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     library(a, "one", "two")
     library(b, "two", "three")
@@ -63,7 +63,7 @@ def test_every_kernel_is_taken_once_as_it_was(tmp_path: Path) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.sets(st.sampled_from("abcdefgh")), min_size=1, max_size=4), st.data())
-def test_any_order_and_any_stop_in_between_come_to_the_same(tmp_path_factory, held: list[set[str]], data) -> None:
+def test_merge_result_does_not_depend_on_order_or_interruptions(tmp_path_factory, held: list[set[str]], data) -> None:
     """Libraries merged one after the other, in any order, are those merged at once; again, nothing is added."""
     root = tmp_path_factory.mktemp("merge")
     folders = [library(root / f"l{place}", *symbols).folder for place, symbols in enumerate(held)]
@@ -75,7 +75,7 @@ def test_any_order_and_any_stop_in_between_come_to_the_same(tmp_path_factory, he
     assert (again.added, again.present) == (0, len(set().union(*held)))
 
 
-def test_one_of_the_libraries_may_be_the_one_that_is_added_to(tmp_path: Path) -> None:
+def test_target_may_be_one_of_the_sources(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     measure(library(a, "one").folder, "one", 1.5)
     measure(library(b, "two").folder, "two", 2.5)
@@ -84,7 +84,7 @@ def test_one_of_the_libraries_may_be_the_one_that_is_added_to(tmp_path: Path) ->
     assert timings(a) == [("one", 1.5), ("two", 2.5)]
 
 
-def test_kernels_that_differ_under_one_name_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_conflicting_kernels_are_named_and_nothing_is_written(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     library(a, "one", "two", "fine")
     library(b, "one", "two", key="ab" * 32)
@@ -99,7 +99,7 @@ def test_kernels_that_differ_under_one_name_are_all_named_and_nothing_is_written
     assert not c.exists()
 
 
-def test_what_the_target_has_conflicts_too(tmp_path: Path) -> None:
+def test_kernels_of_the_target_conflict_too(tmp_path: Path) -> None:
     a, c = tmp_path / "a", tmp_path / "c"
     library(a, "one", "two")
     library(c, "one", key="ab" * 32)
@@ -110,7 +110,7 @@ def test_what_the_target_has_conflicts_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["record.json", "kernel.cubin"])
-def test_a_damaged_kernel_stops_before_anything_is_written(tmp_path: Path, name: str) -> None:
+def test_damaged_kernel_stops_the_merge_before_writing(tmp_path: Path, name: str) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     library(a, "one")
     library(b, "two")
@@ -129,7 +129,7 @@ def test_a_damaged_kernel_of_the_target_is_replaced(tmp_path: Path, caplog: pyte
     assert join(a, to=c).added == 1 and files(c) == files(a) and "one is damaged" in caplog.text
 
 
-def test_one_with_a_proof_goes_before_one_without(tmp_path: Path) -> None:
+def test_kernel_with_a_proof_is_preferred(tmp_path: Path) -> None:
     plain, proved, c = tmp_path / "plain", tmp_path / "proved", tmp_path / "c"
     library(plain, "one")
     record, artefacts = make_record("one")
@@ -139,7 +139,7 @@ def test_one_with_a_proof_goes_before_one_without(tmp_path: Path) -> None:
     assert join(plain, to=c).present == 1 and files(c) == files(proved)
 
 
-def test_measurements_are_taken_once(tmp_path: Path) -> None:
+def test_measurements_are_merged_once(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     measure(library(a, "one").folder, "one", 1.0, 2.0)
     shutil.copytree(a / "measurements", library(b).folder / "measurements")
@@ -148,7 +148,7 @@ def test_measurements_are_taken_once(tmp_path: Path) -> None:
     assert join(a, b, to=c).measurements == 0 and len(timings(c)) == 3
 
 
-def test_a_session_that_was_stopped_in_its_first_line_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_session_without_a_complete_first_line_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     a, c = tmp_path / "a", tmp_path / "c"
     measure(library(a, "one").folder, "one", 1.0)
     (path,) = (a / "measurements").iterdir()
@@ -158,7 +158,7 @@ def test_a_session_that_was_stopped_in_its_first_line_is_none(tmp_path: Path, ca
         assert timings(a) == timings(c) == [("one", 1.0)] and not caplog.records
 
 
-def test_of_a_session_that_grew_the_longer_is_kept(tmp_path: Path) -> None:
+def test_longer_copy_of_a_session_is_kept(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     writer = SessionWriter(library(a, "one").folder, **measured.HEADER)
     for time_us in (1.0, 2.0):
@@ -170,7 +170,7 @@ def test_of_a_session_that_grew_the_longer_is_kept(tmp_path: Path) -> None:
     assert files(c) == files(a) and timings(c) == [("one", 1.0), ("one", 2.0)]
 
 
-def test_sessions_of_one_name_that_differ_are_refused(tmp_path: Path) -> None:
+def test_conflicting_sessions_are_rejected(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     session = measured.write(library(a).folder, [(measured.problem(64, 64, 64), {"one": 1.0})])
     other = measured.write(library(b).folder, [(measured.problem(64, 64, 64), {"one": 2.0})])
@@ -188,7 +188,7 @@ def test_sessions_of_one_name_that_differ_are_refused(tmp_path: Path) -> None:
     assert not c.exists()
 
 
-def test_nothing_is_written_where_it_is_read(tmp_path: Path) -> None:
+def test_sources_of_a_merge_are_not_written(tmp_path: Path) -> None:
     a = library(tmp_path / "a", "one").folder
     (a / INDEX_NAME).unlink()
     before = sorted(os.listdir(a))
@@ -196,7 +196,7 @@ def test_nothing_is_written_where_it_is_read(tmp_path: Path) -> None:
     assert sorted(os.listdir(a)) == before
 
 
-def test_measurements_that_cannot_be_trusted_are_not_passed_over(tmp_path: Path) -> None:
+def test_untrusted_measurements_fail_the_merge(tmp_path: Path) -> None:
     a, c = library(tmp_path / "a", "one").folder, tmp_path / "c"
     measure(a, "one", 1.0)
     (path,) = (a / "measurements").iterdir()
@@ -206,7 +206,7 @@ def test_measurements_that_cannot_be_trusted_are_not_passed_over(tmp_path: Path)
     assert not c.exists()
 
 
-def test_a_killed_merge_is_completed_by_the_next(tmp_path: Path) -> None:
+def test_next_merge_completes_a_killed_one(tmp_path: Path) -> None:
     a, c = tmp_path / "a", tmp_path / "c"
     library(a, *(f"kernel_{number}" for number in range(60)))
     process = start("hgemm", "merge", a, "--to", c)
@@ -220,7 +220,7 @@ def test_a_killed_merge_is_completed_by_the_next(tmp_path: Path) -> None:
     assert files(c) == files(a)
 
 
-def test_the_verb_counts_and_ends_with_1_on_a_conflict(tmp_path: Path) -> None:
+def test_merge_exits_with_1_on_a_conflict(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     library(a, "one")
     library(b, "two")
@@ -233,7 +233,7 @@ def test_the_verb_counts_and_ends_with_1_on_a_conflict(tmp_path: Path) -> None:
     assert call("hgemm", "merge", tmp_path / "none", "--to", c).stderr.startswith("hgemm: error: library ")
 
 
-def test_a_target_that_cannot_be_written_is_told_by_its_option(tmp_path: Path) -> None:
+def test_unwritable_target_names_its_option(tmp_path: Path) -> None:
     Library(tmp_path / "a").publish(*make_record("one"))
     (tmp_path / "file").touch()
     with pytest.raises(LibraryError, match="cannot write .*file/b: .* choose another --to$"):

@@ -65,20 +65,20 @@ def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> No
     assert cubin.stat().st_size == record["files"]["kernel.cubin"]["bytes"]
 
 
-def test_the_commands_are_generate_and_hgemm(wheel: Path) -> None:
+def test_package_installs_generate_and_hgemm(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
     text = archive.read(name).decode()
     assert "generate = generator.cli.main:generate_main" in text and "hgemm = generator.cli.main:hgemm_main" in text
 
 
-def test_what_is_installed_is_what_is_asked_for() -> None:
+def test_installed_packages_match_the_requirements() -> None:
     for name, wanted in REQUIREMENTS:
         if wanted.startswith("=="):
             assert metadata.version(name) == wanted[2:], name
 
 
-def test_the_doctor_knows_every_wheel_of_nvidia() -> None:
+def test_doctor_checks_every_nvidia_wheel() -> None:
     assert {name for name, _ in REQUIREMENTS if name.startswith(("nvidia-", "cuda-"))} == {*WHEELS}
     for name, wanted in REQUIREMENTS:
         assert wanted[2:].startswith(WHEELS.get(name, ""))

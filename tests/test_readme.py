@@ -63,7 +63,7 @@ def _ours(found: list[tuple[str, str]]) -> list[Shown]:
 
 
 @every_page
-def test_commands_have_the_verbs_and_options_that_are_shown(page: Path) -> None:
+def test_shown_commands_exist_with_their_options(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for shown in shown_in_blocks(text) + shown_in_text(text):
         shown.command.make_parser(click.Context(shown.command)).parse_args(shown.arguments)
@@ -75,7 +75,7 @@ def test_commands_have_the_verbs_and_options_that_are_shown(page: Path) -> None:
 
 
 @every_page
-def test_requests_that_are_shown_are_legal_unless_an_error_is_shown(page: Path, tmp_path: Path) -> None:
+def test_shown_requests_are_legal_unless_an_error_is_shown(page: Path, tmp_path: Path) -> None:
     for shown in shown_in_blocks(page.read_text(encoding="utf-8")):
         if shown.words[0] == "generate" and "--help" not in shown.words:
             mode = [] if {"--explain", "--dry-run"} & set(shown.words) else ["--dry-run"]
@@ -91,7 +91,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @every_page
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         target = page.parent / path if path else page

@@ -49,7 +49,7 @@ def by_commit(count: int) -> list[Step]:
 
 
 @every_step
-def test_a_recipe_is_legal_and_leaves_no_field_that_every_record_has_to_be_planned(step: Step) -> None:
+def test_recipes_are_legal_and_complete(step: Step) -> None:
     candidate = candidate_of(step)
     assert not candidate.broken
     wanted = {field.name for field in fields(Spec) if field.default is MISSING}
@@ -57,7 +57,7 @@ def test_a_recipe_is_legal_and_leaves_no_field_that_every_record_has_to_be_plann
 
 
 @every_ladder
-def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_no_other(published) -> None:
+def test_steps_change_exactly_the_named_options(published) -> None:
     ours = [step for step in published.steps if step.baseline_kernel is None]
     for before, step in zip(ours, ours[1:]):
         old, new = (candidate_of(one).plan.spec.to_dict() for one in (before, step))
@@ -81,7 +81,7 @@ def test_a_ladder_is_legal_on_its_own_architecture_and_on_hopper(published) -> N
     assert ladder_here(published, (9, 0)).arch == "sm_90"
 
 
-def test_where_a_step_is_illegal_the_publications_architecture_is_taken() -> None:
+def test_illegal_steps_use_the_published_architecture() -> None:
     assert not ARCHS["sm_75"].has_cp_async
     assert ladder_here(load_ladder("s1"), (7, 5)).arch == ladder_here(load_ladder("s1"), (3, 5)).arch == "sm_89"
     with pytest.raises(RequestError, match="^recipe s1/1.0: .*sm_75"):
@@ -96,19 +96,19 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_every_published_part_of_cublas_is_that_of_its_rate(name: str) -> None:
+def test_published_fractions_match_published_rates(name: str) -> None:
     published = load_ladder(name)
     published_steps = zip((step.name for step in published.steps), published_of(published, published.shapes[0]))
     assert {step: round(100 * one["of_cublas"], 1) for step, one in published_steps if one["of_cublas"]} == PARTS[name]
 
 
-def test_a_rate_is_of_its_problem() -> None:
+def test_published_rates_belong_to_one_problem() -> None:
     last = published_of(load_ladder("s3"), "8192x8192x8192")[-1]
     assert last["tflops"] == 201 and round(100 * last["of_cublas"]) == 71
     assert published_of(load_ladder("s3"), "8192x8192x4096")[-1] == dict.fromkeys(last)
 
 
-def test_all_emit_and_no_two_of_a_ladder_are_the_same_kernel() -> None:
+def test_steps_of_a_ladder_are_distinct_kernels() -> None:
     templates = templates_folder()
     kernels = [emit(candidate_of(step).plan, templates) for step in OURS]
     assert len({kernel.symbol for kernel in kernels}) == len(kernels)
@@ -123,7 +123,7 @@ def test_globs_choose_recipes_in_the_order_of_the_ladders() -> None:
     assert find("*") == list(steps()) and load_recipes("s1/3.1") == [find("s1/3.1")[0].texts]
 
 
-def test_what_is_tuned_is_of_its_architecture_and_its_step_alone(tmp_path: Path) -> None:
+def test_tuned_options_belong_to_one_architecture_and_step(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(
         f'{GOOD}tuned = {{ sm_90 = {{ stages = 4 }} }}\n[[step]]\nname = "3"\nwhat = "x"\ntile = "64x64x32"'
     )
@@ -139,7 +139,7 @@ def test_what_is_tuned_is_of_its_architecture_and_its_step_alone(tmp_path: Path)
     assert [plan.spec.stages for plan in ladder.plans[1:]] == [4, 2]
 
 
-def test_generate_makes_the_kernels_that_the_ladder_runs() -> None:
+def test_generate_builds_the_kernels_of_the_ladder() -> None:
     asked = sweep(load_recipes("s1/*,s3/*", "sm_80,90"))
     made = [plan.spec for plan in asked.plans]
     from_ladders = [
@@ -151,7 +151,7 @@ def test_generate_makes_the_kernels_that_the_ladder_runs() -> None:
     assert {*made} == {*from_ladders} and len(made) == len(from_ladders)
 
 
-def test_a_name_that_no_recipe_has_is_refused_with_the_nearest() -> None:
+def test_unknown_recipe_suggests_the_nearest() -> None:
     with pytest.raises(RequestError, match="no recipe is named 's3/3.1': did you mean 's1/3.1'"):
         find("s3/3.1")
     with pytest.raises(RequestError, match="no recipe is named '': `hgemm ladder` lists them"):
@@ -187,7 +187,7 @@ ratio = 1.5
 """
 
 
-def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
+def test_steps_inherit_earlier_options(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(GOOD)
     published = read_ladder(tmp_path / "x.toml")
     assert published.shapes == ("64x64x64", "64x32x16") and published.steps[1].path == "x/2"
@@ -210,7 +210,7 @@ def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
         (("[spec]", "[spec"), "is not TOML"),
     ],
 )
-def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: Path, change, message: str) -> None:
+def test_malformed_ladder_names_the_file_and_the_fault(tmp_path: Path, change, message: str) -> None:
     (tmp_path / "x.toml").write_text(GOOD.replace(*change))
     with pytest.raises(RequestError) as error:
         read_ladder(tmp_path / "x.toml")
@@ -234,7 +234,7 @@ def test_only_a_ladder_runs_a_baseline_kernel(host_toolchain: HostToolchain) -> 
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*_choices.toml")), ids=lambda path: path.stem)
-def test_what_was_chosen_from_is_legal_and_has_no_kernel_twice(path: Path) -> None:
+def test_choice_files_are_legal_without_duplicates(path: Path) -> None:
     ladder = ladder_on(read_ladder(path), "sm_90")
     assert len({*ladder.symbols}) == len(ladder.symbols) > 1
 
@@ -242,12 +242,12 @@ def test_what_was_chosen_from_is_legal_and_has_no_kernel_twice(path: Path) -> No
 # ---- Kernels --------------------------------------------------------------------------------------------------------
 
 
-def test_some_pass_inspection(settings: Settings) -> None:
+def test_sampled_recipes_pass_inspection(settings: Settings) -> None:
     plans = [candidate_of(step).plan for step in by_commit(COMPILED)]
     assert [outcome.error for _, outcome in make(plans, settings, processes=2)] == [""] * COMPILED
 
 
-def test_one_is_proved(
+def test_one_recipe_is_proved(
     host_toolchain: HostToolchain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(prove, "host_toolchain", lambda: host_toolchain)

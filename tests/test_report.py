@@ -74,7 +74,7 @@ def data_of(html: str) -> dict[str, Any]:
 # ---- What is read ---------------------------------------------------------------------------------------------------
 
 
-def test_a_document_of_the_benchmark_is_read_as_it_says() -> None:
+def test_benchmark_documents_are_read() -> None:
     document, points = json.loads(SQUARES.read_text()), read_bench(SQUARES)
     assert len(points) == len(document["results"]) == 36
     for result, one in zip(document["results"], points):
@@ -99,7 +99,7 @@ def test_launch_options_of_a_kernel_count_as_one(tmp_path: Path) -> None:
     assert (found.ours, found.times_us) == (symbol, expected.times_us)
 
 
-def test_of_a_problem_measured_twice_the_later_is_shown_and_any_beside_a_baseline_before_those_without() -> None:
+def test_later_results_and_results_with_a_baseline_win() -> None:
     first = read_bench(SQUARES)[0]
     day, minute = first.date[:10], first.date[:16]
     alone = replace(first, date=f"{minute}:30Z", baseline_us={}, ratios={})
@@ -111,7 +111,7 @@ def test_of_a_problem_measured_twice_the_later_is_shown_and_any_beside_a_baselin
 @pytest.mark.parametrize(
     "change", [{"schema": 2}, {"device": 7}, {"results": [{"work": {"m": 0}, "state": "steady"}]}, {"results": {}}]
 )
-def test_what_no_benchmark_wrote_is_refused_by_its_field(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_malformed_benchmark_file_names_its_field(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({**json.loads(SQUARES.read_text()), **change}))
     with pytest.raises(LibraryError, match=next(iter(change))):
@@ -121,7 +121,7 @@ def test_what_no_benchmark_wrote_is_refused_by_its_field(tmp_path: Path, change:
 
 
 @pytest.mark.parametrize("change", [{"ours": ["a"]}, {"refused": 7}, {"best": 1.0}])
-def test_a_result_with_a_name_that_is_none_is_refused_by_its_field(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_result_with_an_illegal_name_is_rejected_by_field(tmp_path: Path, change: dict[str, Any]) -> None:
     document = json.loads(SQUARES.read_text())
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({**document, "results": [{**document["results"][0], **change}]}))
@@ -129,7 +129,7 @@ def test_a_result_with_a_name_that_is_none_is_refused_by_its_field(tmp_path: Pat
         read_bench(path)
 
 
-def test_sessions_of_a_library_count_for_the_kernels_that_were_measured(tmp_path: Path, entries: list[Entry]) -> None:
+def test_sessions_count_for_their_kernels(tmp_path: Path, entries: list[Entry]) -> None:
     record = entries[0].record
     here, other = record.symbol, entries[1].record.symbol
     problem = measured.problem(4096, 4096, 4096)
@@ -141,7 +141,7 @@ def test_sessions_of_a_library_count_for_the_kernels_that_were_measured(tmp_path
     assert rows[other]["tflops"] is None, "its content key is another"
 
 
-def test_of_a_problem_measured_twice_the_later_counts() -> None:
+def test_later_measurement_counts() -> None:
     old, new = point(date="2026-01-01", times_us={"a": 9.0}), point(date="2026-02-01")
     assert [*kinds_of([new, old]).values()] == [[new]]
 
@@ -149,7 +149,7 @@ def test_of_a_problem_measured_twice_the_later_counts() -> None:
 # ---- What the page holds --------------------------------------------------------------------------------------------
 
 
-def test_every_kernel_comes_back_from_its_pack(entries: list[Entry]) -> None:
+def test_packed_kernels_round_trip(entries: list[Entry]) -> None:
     many = [entries[at % len(entries)] for at in range(PACK + 3)]
     data = kernels_data(many, [])
     packs = [unpacked(pack) for pack in data["packs"]]
@@ -165,7 +165,7 @@ def test_every_kernel_comes_back_from_its_pack(entries: list[Entry]) -> None:
     assert len(data["pictures"]) == len(set(data["pictures"])) < 2 * len(entries), "alike ones are there once"
 
 
-def test_what_cannot_be_drawn_has_no_pictures() -> None:
+def test_kernels_that_cannot_be_drawn_have_no_pictures() -> None:
     (plan,) = sweep(
         [{"arch": "sm_80", "dtype_a": "tf32", "dtype_b": "tf32", "layout": "nn", "tile": "128x128x16"}]
     ).plans
@@ -174,12 +174,12 @@ def test_what_cannot_be_drawn_has_no_pictures() -> None:
 
 
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6))
-def test_no_text_ends_the_data(value: Any) -> None:
+def test_texts_cannot_end_the_embedded_data(value: Any) -> None:
     text = _embedded(value)
     assert not {*"<>&"} & {*text} and json.loads(text) == value
 
 
-def test_hostile_texts_stay_texts(entries: list[Entry]) -> None:
+def test_hostile_texts_are_escaped(entries: list[Entry]) -> None:
     pytest.importorskip("matplotlib")
     points = [point(device=EVIL, times_us={EVIL: 2.0}, ours=EVIL)]
     report = Report(EVIL, [Entry(entries[0].record, EVIL)], points, [_ladder(EVIL, EVIL)], [EVIL])
@@ -246,7 +246,7 @@ def test_without_measurements_a_report_has_predictions_bounds_and_proofs(entries
     assert {"rates", "ratios"} <= {*sections_of(with_points)} and "Nothing is measured yet" not in with_points
 
 
-def test_predictions_are_those_of_the_model(entries: list[Entry]) -> None:
+def test_predictions_match_the_model(entries: list[Entry]) -> None:
     from hgemm.model.cards import usual_card
     from hgemm.model.kernel import Size
     from hgemm.model.predict import report
@@ -277,7 +277,7 @@ def test_proofs_are_counted_by_architecture(entries: list[Entry]) -> None:
     assert row[:6] == ["sm_80", 2, 1, 2, 0, 0.5]
 
 
-def test_pictures_are_the_same_each_time_and_their_parts_have_names_of_their_own(entries: list[Entry]) -> None:
+def test_pictures_are_reproducible_with_unique_ids(entries: list[Entry]) -> None:
     pytest.importorskip("matplotlib")
     report = Report("one", entries, read_bench(SQUARES)[::6])
     html = report.html()
@@ -293,7 +293,7 @@ def test_pictures_are_the_same_each_time_and_their_parts_have_names_of_their_own
     assert {"rates_0", "ratios_0", "roofline_h200", "roofline_a100", "resources", "occupancy"} <= {*figures}
 
 
-def test_the_pictures_of_the_readme_are_of_the_data() -> None:
+def test_readme_pictures_match_the_data() -> None:
     pytest.importorskip("matplotlib")
     spec = importlib.util.spec_from_file_location("draw_measured", ROOT / "docs" / "draw_measured.py")
     module = importlib.util.module_from_spec(spec)
@@ -323,7 +323,7 @@ def test_the_verb_writes_the_page_and_the_pictures(small_library: Library, tmp_p
     assert unpacked(data["packs"][0])[0]["source"] == source
 
 
-def test_what_cannot_be_trusted_is_left_out_and_said(tmp_path: Path) -> None:
+def test_untrusted_kernels_are_skipped_with_a_note(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     library = Library(tmp_path / "library")
     for symbol in ("hgemm_one", "hgemm_two"):
@@ -349,7 +349,7 @@ def test_bad_requests_are_reported_in_one_line(tmp_path: Path) -> None:
     assert not to.exists()
 
 
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from generator.errors import HgemmError
     from generator.report.page import write_report
     from generator.store.query import KernelFilter
@@ -418,7 +418,7 @@ def test_the_page_fits_its_window(page: Path, tmp_path: Path) -> None:
     assert [fault for fault in faults if "broken anchor" not in fault] == []
 
 
-def test_a_request_to_a_network_would_be_refused_and_seen(page: Path, tmp_path: Path) -> None:
+def test_network_requests_would_be_detected(page: Path, tmp_path: Path) -> None:
     """The page's own rule forbids all of them; without one the console of the tests above is empty."""
     calling = tmp_path / "calling.html"
     calling.write_text(page.read_text().replace("</main>", '<img src="http://192.0.2.1/a.png" alt=""></main>'))
@@ -438,7 +438,7 @@ def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: P
 
 
 @pytest.mark.slow
-def test_five_thousand_kernels_are_opened(entries: list[Entry], tmp_path: Path) -> None:
+def test_report_opens_five_thousand_kernels(entries: list[Entry], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     shipped = [entry(kernel) for kernel in catalog_kernels()]
     several = [shipped[at % len(shipped)] for at in range(5000)]
@@ -454,7 +454,7 @@ def test_five_thousand_kernels_are_opened(entries: list[Entry], tmp_path: Path) 
     assert last.texts("code", "kernel") == [" ".join(many[-1].source.split())] and last.console == []
 
 
-def test_figures_name_no_network() -> None:
+def test_figures_have_no_network_references() -> None:
     pytest.importorskip("matplotlib")
     figure = Figure("one", "title", "words", (3, 2), lambda canvas: canvas.add_subplot().plot([1, 2], [3, 4]))
     addresses = {*re.findall(r"https?://[^\"'<> ]+", figure.inline())}

@@ -34,7 +34,7 @@ def described(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dic
         yield from described(item.get("items", {}), f"{path}{name}[].")
 
 
-def test_the_published_file_is_current(capsys) -> None:
+def test_published_schema_is_current(capsys) -> None:
     published = (ROOT / "hgemm" / "record.schema.json").read_text(encoding="utf-8")
     assert published == schema_text(), "run: python -m hgemm show --schema > hgemm/record.schema.json"
     assert hgemm(capsys, "show", "--schema") == (0, published, "")
@@ -53,7 +53,7 @@ def test_every_field_has_a_type_and_a_description_and_every_size_a_unit() -> Non
             assert schema["x-unit"] == "s", path
 
 
-def test_every_record_that_is_written_agrees(small_library: Library, paper_library: Library) -> None:
+def test_written_records_match_the_schema(small_library: Library, paper_library: Library) -> None:
     known = {path for path, _ in described(record_schema())}
     records = [*small_library.records(), *paper_library.records()]
     assert len(records) > 140
@@ -65,7 +65,7 @@ def test_every_record_that_is_written_agrees(small_library: Library, paper_libra
     assert {field.name for field in fields(Spec)} < {path.removeprefix("spec.") for path in known}
 
 
-def test_old_records_agree_and_are_read_in_present_words() -> None:
+def test_old_records_match_the_schema_and_are_translated() -> None:
     old = make_record("one", copy="shifted", schedule="cluster_k:2", proof={"mma_per_tile": 64})[0]
     old["spec"]["swapped"] = True
     old["launch"]["cluster"] = [2, 1, 1]

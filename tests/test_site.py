@@ -38,7 +38,7 @@ FAULTY = """<!doctype html><meta name=viewport content="width=device-width"><bod
 <pre>--8 < --"x.py"</pre><div style="width: 700px">wide</div><img src="https://example.com/x.png"><script>console.error("said")</script>"""
 
 
-def test_each_fault_of_a_page_is_found(tmp_path: Path) -> None:
+def test_page_checks_find_each_fault(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(FAULTY)
     (tmp_path / "sound.html").write_text(
         "<!doctype html><meta name=viewport content='width=device-width'><p id=here>here"

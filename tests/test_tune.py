@@ -135,7 +135,7 @@ def problems(document: dict) -> list[list[dict]]:
 # ---- What is found and recorded -------------------------------------------------------------------------------------
 
 
-def test_the_fastest_is_found_recorded_and_gone_by(driver: BenchDriver, folder: Path) -> None:
+def test_fastest_kernel_is_recorded_and_selected(driver: BenchDriver, folder: Path) -> None:
     document = tuned(plan_of(folder))
     assert winners(document) == 3 * ["hgemm_fast"] and document["not_tuned"] == []
     (session,) = read_sessions(folder)
@@ -153,7 +153,7 @@ def test_the_fastest_is_found_recorded_and_gone_by(driver: BenchDriver, folder: 
         assert (choice.symbol, choice.rule) == ("hgemm_fast", MEASURED)
 
 
-def test_few_candidates_are_those_of_least_estimate_and_the_best_of_before(driver: BenchDriver, folder: Path) -> None:
+def test_few_candidates_include_the_lowest_estimates_and_the_current_best(driver: BenchDriver, folder: Path) -> None:
     measured.write(
         folder,
         [(measured.problem(40, 56, 24), {"hgemm_third": 9.5, "hgemm_last": 11.0})],
@@ -168,7 +168,7 @@ def test_few_candidates_are_those_of_least_estimate_and_the_best_of_before(drive
     assert set(fresh["screened_us"]) == {"hgemm_fast", "hgemm_last"}  # of equal estimates the first names
 
 
-def test_what_stood_stays_where_nothing_wins_beyond_the_spread(driver: BenchDriver, folder: Path) -> None:
+def test_current_best_stays_unless_beaten_beyond_the_spread(driver: BenchDriver, folder: Path) -> None:
     driver.cost_us |= {"hgemm_third": 8.0}
     assert winners(tuned(plan_of(folder, works=WORKS[:1]))) == ["hgemm_fast"]  # the plainer: the first of the table
     driver.cost_us |= {"hgemm_fast": 8.5}
@@ -223,7 +223,7 @@ def test_the_selected_kernel_is_a_finalist(driver: BenchDriver, folder: Path) ->
     }
 
 
-def test_wrong_numbers_do_not_win_and_are_not_recorded(driver: BenchDriver, folder: Path) -> None:
+def test_wrong_results_are_not_recorded(driver: BenchDriver, folder: Path) -> None:
     driver.faults["hgemm_fast"] = frozenset({"drops an element of k"})
     driver.faults["hgemm_middle"] = frozenset({"leaves an element"})
     document = tuned(plan_of(folder, works=WORKS[:1]))
@@ -233,7 +233,7 @@ def test_wrong_numbers_do_not_win_and_are_not_recorded(driver: BenchDriver, fold
     assert {one.symbol for one in session.kernels}.isdisjoint({"hgemm_fast", "hgemm_middle"})
 
 
-def test_numbers_that_go_wrong_under_load_are_no_result(
+def test_wrong_results_under_load_are_rejected(
     driver: BenchDriver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare = Race.prepare
@@ -263,7 +263,7 @@ def test_a_run_within_a_budget_is_resumed(driver: BenchDriver, folder: Path) -> 
     assert sorted(len(session.results) for session in read_sessions(folder)) == [3, 6, 9]
 
 
-def test_a_launch_that_hung_is_left_out_of_the_resumed_run(driver: BenchDriver, folder: Path) -> None:
+def test_hung_launch_is_skipped_when_resumed(driver: BenchDriver, folder: Path) -> None:
     plan = plan_of(folder, resume=True)
     (folder / "measurements").mkdir()
     running = folder / "measurements" / f"{plan.run}-1.running"
@@ -274,7 +274,7 @@ def test_a_launch_that_hung_is_left_out_of_the_resumed_run(driver: BenchDriver, 
     assert tuned(plan_of(folder))["hung"] == []
 
 
-def test_a_lost_device_ends_the_run_and_keeps_what_was_found(driver: BenchDriver, folder: Path) -> None:
+def test_lost_device_ends_the_run_and_keeps_results(driver: BenchDriver, folder: Path) -> None:
     launch = driver.cuLaunchKernelEx
 
     def fault(config, function, parameters, extra):
@@ -288,7 +288,7 @@ def test_a_lost_device_ends_the_run_and_keeps_what_was_found(driver: BenchDriver
     assert len(read_sessions(folder)[0].results) == 3
 
 
-def test_parts_are_disjoint_and_together_all(driver: BenchDriver, folder: Path) -> None:
+def test_parts_partition_the_problems(driver: BenchDriver, folder: Path) -> None:
     found = [of[0]["work"]["m"] for at in (1, 2) for of in problems(tuned(plan_of(folder, part=(at, 2))))]
     assert sorted(found) == [8, 40, 96] and found[0] == 40
 
@@ -306,7 +306,7 @@ def call(*arguments: object, command=module_command) -> Result:
 QUICK_FIELDS = {"seconds": 0, "screen_ms": 0.01, "warm_up": 0, "rewarm": 0, "rounds": 3, "seed": 1}
 
 
-def test_a_call_tunes_as_the_command(driver: BenchDriver, folder: Path) -> None:
+def test_tune_call_equals_the_command(driver: BenchDriver, folder: Path) -> None:
     first, second = hgemm.tune("40x56x24,96x96x24", library=folder, **QUICK_FIELDS)
     assert first.symbol == second.symbol == "hgemm_fast" and first.time_us > 0 and first.tflops > 0
     assert first.problem.startswith("40x56x24 tn f16")
@@ -327,7 +327,7 @@ def test_a_call_tunes_as_the_command(driver: BenchDriver, folder: Path) -> None:
         ("40x56x24", {"candidates": 0}, "candidates"),
     ],
 )
-def test_illegal_calls_are_refused(folder: Path, shapes: str, options: dict, words: str) -> None:
+def test_illegal_calls_are_rejected(folder: Path, shapes: str, options: dict, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         hgemm.tune(shapes, library=folder, **options)
 
@@ -442,7 +442,7 @@ def test_an_epilogue_needs_problems_of_its_own(folder: Path, driver: BenchDriver
     ("rows", "tuned"),
     [((1, 8), (1, 2, 4, 8)), ((3, 9), (3, 4, 8, 9)), ((5, 5), (5,)), ((6, 7), (6, 7))],
 )
-def test_rows_to_tune_are_those_of_the_pack(rows: tuple[int, int], tuned: tuple[int, ...]) -> None:
+def test_rows_to_tune_come_from_the_pack(rows: tuple[int, int], tuned: tuple[int, ...]) -> None:
     assert PackedLayer("up", 56, 24, Kind(), rows).rows_to_tune == tuned
 
 
@@ -533,7 +533,7 @@ def test_the_command_prints_a_table_or_json(driver: BenchDriver, folder: Path, a
     assert winners(document) == ["hgemm_fast"] and document["protocol"]["rounds"] == 3
 
 
-def test_what_cannot_be_tuned_fails(driver: BenchDriver, folder: Path, tmp_path: Path) -> None:
+def test_untunable_problems_fail(driver: BenchDriver, folder: Path, tmp_path: Path) -> None:
     words = ["--library", folder, "--no-generate", "--arch", "80", "--junit", tmp_path / "tune.xml", "--shapes"]
     result = call(*words, "40x56x23,40x56x24", command=verb.tune_command)
     assert result.exit_code == 1 and "not measured: no kernel of this layout" in result.stdout
@@ -577,7 +577,7 @@ def test_each_gpu_gets_a_process_with_its_part(monkeypatch: pytest.MonkeyPatch, 
     assert sorted(captured.err.splitlines()) == [f"gpu {name}: working" for name in given.split(",")]
 
 
-def test_gpus_that_are_not_visible_are_refused() -> None:
+def test_gpus_that_are_not_visible_are_rejected() -> None:
     assert hosts.visible_gpus(2, None) == ["0", "1"] and hosts.visible_gpus(1, "3,4") == ["3"]
     with pytest.raises(RequestError, match="--gpus 3 exceeds the 2 GPUs of CUDA_VISIBLE_DEVICES=3,4"):
         hosts.visible_gpus(3, "3,4")
@@ -648,7 +648,7 @@ def generating(
     return GeneratedCandidates(made.library, [], search, H200, (messages if messages is not None else []).append)
 
 
-def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None:
+def test_problem_is_ready_once_its_candidates_are_built(made: FakeMake) -> None:
     works, messages = [Work(4096, 4096, 4096), Work(16, 8192, 8192)], []
     source = generating(made, works, messages=messages)
     for _ in range(3):
@@ -674,7 +674,7 @@ def two_made(made: FakeMake) -> tuple[GeneratedCandidates, str, str]:
     return source, one, other
 
 
-def test_made_kernels_that_are_not_chosen_are_removed(made: FakeMake) -> None:
+def test_built_kernels_that_are_not_chosen_are_removed(made: FakeMake) -> None:
     source, chosen, other = two_made(made)
     (made.library.folder / other / "notes.txt").write_text("mine")
     source.keep({chosen})
@@ -685,14 +685,14 @@ def test_made_kernels_that_are_not_chosen_are_removed(made: FakeMake) -> None:
     assert not list(made.library.folder.glob(".tmp-*"))
 
 
-def test_a_kernel_that_is_gone_is_not_missed(made: FakeMake) -> None:
+def test_removed_kernels_are_ignored(made: FakeMake) -> None:
     source, one, other = two_made(made)
     shutil.rmtree(made.library.folder / one)  # by another process
     source.keep(())
     assert not {one, other} & {row["symbol"] for row in made.library.rows()}
 
 
-def test_kernels_that_spill_are_not_made_again(made: FakeMake) -> None:
+def test_spilling_kernels_are_not_rebuilt(made: FakeMake) -> None:
     source, *_ = two_made(made)
     source.close()
     (symbol,) = read_spilled(made.library.folder)
@@ -709,7 +709,7 @@ def test_kernels_that_spill_are_not_made_again(made: FakeMake) -> None:
     assert symbol in generating(made, [work])._candidates_of(work)
 
 
-def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
+def test_kernels_of_the_library_are_not_rebuilt(made: FakeMake) -> None:
     work = Work(4096, 4096, 4096)
     source = generating(made, [work])
     (first, *_) = source.ranking.best(work, 3)
@@ -725,7 +725,7 @@ def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
     assert first in [kernel.traits.symbol for kernel in source.kernels(work)]
 
 
-def test_many_of_the_candidates_are_kernels_that_the_library_had(made: FakeMake) -> None:
+def test_candidates_include_kernels_of_the_library(made: FakeMake) -> None:
     work, plans = Work(4096, 4096, 4096), plans_for(Work(4096, 4096, 4096), ["sm_90a"], None)
     slow = generating(made, [work]).ranking.best(work, len(plans))[-3:]
     for symbol in slow:
@@ -750,7 +750,7 @@ def test_candidates_have_many_tiles(made: FakeMake) -> None:
     assert len({tile for tile, *_ in sorts}) >= 8 and max(map(sorts.count, sorts)) <= ALIKE
 
 
-def test_candidates_cut_a_problem_into_many_grids(made: FakeMake) -> None:
+def test_candidates_have_many_grids(made: FakeMake) -> None:
     """All tiles of 184 to 256 rows cut 180 rows into one tile."""
     work = Work(180, 4096, 704)
     ranking = generating(made, [work]).ranking
@@ -774,7 +774,7 @@ def test_missing_kernels_of_an_expression_are_made(made: FakeMake, text: str) ->
     source.close()
 
 
-def test_an_error_of_all_making_is_raised_where_kernels_are_waited_for(made: FakeMake, monkeypatch) -> None:
+def test_build_errors_are_raised_to_the_waiting_caller(made: FakeMake, monkeypatch) -> None:
     def fail(*_: object, **__: object) -> Iterator:
         raise LibraryError("no space is left")
         yield
@@ -826,14 +826,14 @@ def tuned_by_halving(problem: MeasuredProblem, noise: float, seed: int, candidat
 
 
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=60, unique=True), st.integers(1, 6))
-def test_without_noise_the_fastest_are_left_in_their_order(values: list[float], finalists: int) -> None:
+def test_halving_without_noise_keeps_the_fastest(values: list[float], finalists: int) -> None:
     times = {str(value): value for value in values}
     left, medians = halve([*times], lambda names, count: {name: [times[name]] * count for name in names}, finalists)
     assert [times[name] for name in left] == sorted(values)[:finalists] and medians == times
 
 
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(0, 2**32))
-def test_halving_ends_whatever_is_measured_and_samples_all_at_first(count: int, finalists: int, seed: int) -> None:
+def test_halving_terminates_and_samples_all_first(count: int, finalists: int, seed: int) -> None:
     seen: list[int] = []
     rng = random.Random(seed)
 
@@ -846,7 +846,7 @@ def test_halving_ends_whatever_is_measured_and_samples_all_at_first(count: int, 
     assert all(later <= max(finalists, 3 * earlier // 4) for earlier, later in zip(seen, seen[1:]))
 
 
-def test_one_that_may_be_faster_than_the_last_of_the_half_stays() -> None:
+def test_uncertain_candidates_stay_in_the_half() -> None:
     fixed = {"a": [1.0, 1.0], "b": [2.0, 2.0], "c": [1.9, 2.2], "d": [3.0, 3.0]}
     rounds: list[Sequence[str]] = []
 
@@ -861,7 +861,7 @@ def test_one_that_may_be_faster_than_the_last_of_the_half_stays() -> None:
 # ---- The decision ---------------------------------------------------------------------------------------------------
 
 
-def test_only_who_is_certainly_faster_takes_a_place() -> None:
+def test_only_certain_wins_displace_a_candidate() -> None:
     steady = {"first": [1.00, 1.01, 1.00, 1.01], "faster": [0.98, 0.99, 0.98, 0.99], "open": [0.90, 1.02, 0.90, 1.02]}
     assert decide(steady, ["first", "faster"]) == "faster"
     assert decide(steady, ["first", "open"]) == "first" and is_undecided(steady, "first", "open")
@@ -869,7 +869,7 @@ def test_only_who_is_certainly_faster_takes_a_place() -> None:
     assert not is_undecided(steady, "faster", "first") and not is_undecided({"a": [1.0], "b": [0.996]}, "a", "b")
 
 
-def test_more_rounds_decide_between_close_names() -> None:
+def test_close_candidates_get_more_rounds() -> None:
     rng = random.Random(1)
     times = {name: [us * rng.gauss(1, 0.01) for _ in range(400)] for name, us in (("first", 1.0), ("faster", 0.99))}
     few = {name: of_name[:6] for name, of_name in times.items()}
@@ -921,7 +921,7 @@ def work_of(problem: MeasuredProblem) -> Work:
     return Work(*problem.extents)
 
 
-def test_of_few_candidates_the_best_are_among_those_that_near_problems_speak_for() -> None:
+def test_few_candidates_include_winners_of_near_problems() -> None:
     """Problem after problem, as a tuning learns: 16 of 82 have the best, but for 1 %."""
     ranked, found = ranking(), []
     for problem, times_us in MEASURED_TIMES.times_us.items():
@@ -933,7 +933,7 @@ def test_of_few_candidates_the_best_are_among_those_that_near_problems_speak_for
     assert geometric_mean(found) > 0.99
 
 
-def test_two_that_were_best_before_stay_first_if_they_have_one_tile(made: FakeMake) -> None:
+def test_earlier_winners_of_one_tile_stay_first(made: FakeMake) -> None:
     work = Work(600, 3072, 2048)
     ranked = generating(made, [work]).ranking
     every = ranked.best(work, 100_000)
@@ -950,7 +950,7 @@ def tile_of(symbol: str) -> str:
     return symbol.split("_")[6]
 
 
-def test_what_was_best_before_is_measured_again_and_what_is_not_there_is_not() -> None:
+def test_earlier_winners_are_measured_again_if_present() -> None:
     ranked, problem = ranking(), next(iter(MEASURED_TIMES.times_us))
     worst = ranked.best(work_of(problem), 1000)[-1]
     ranked.learn(problem, {worst: 1.0}, [worst])
@@ -970,7 +970,7 @@ def test_problems_of_another_kind_have_no_candidates() -> None:
 # ---- What follows for problems that were not measured ---------------------------------------------------------------
 
 
-def test_dispatch_is_nearly_the_best_where_a_fifth_was_left_out() -> None:
+def test_held_out_dispatch_is_near_the_best() -> None:
     """The mean is 0.9644, the median 0.9745.
 
     These times are of the state `steady`, and older than today's copies of operands, to which waves are fitted. The median was
@@ -983,7 +983,7 @@ def test_dispatch_is_nearly_the_best_where_a_fifth_was_left_out() -> None:
 # ---- The script that says whether two tunings agree -----------------------------------------------------------------
 
 
-def test_agreement_is_of_winners_in_the_same_rounds(tmp_path: Path) -> None:
+def test_agreement_compares_winners_in_the_same_rounds(tmp_path: Path) -> None:
     results = [
         ({"a": 1.00, "b": 1.01}, {"b": 1.10, "a": 1.12}),  # both have both: the first counts
         ({"a": 1.00, "b": 1.05}, {"b": 1.00, "c": 1.05}),  # only the first has both: 5 %
@@ -1001,7 +1001,7 @@ def test_agreement_is_of_winners_in_the_same_rounds(tmp_path: Path) -> None:
 # ---- States ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_choice_that_loses_much_in_another_state_is_not_made() -> None:
+def test_choice_that_loses_in_another_state_is_rejected() -> None:
     times = {
         "model": {"quick": [1.0] * 5, "even": [1.02] * 5, "slow": [1.5] * 5},
         "steady": {"quick": [2.1] * 5, "even": [2.0] * 5, "slow": [2.9] * 5},
@@ -1030,6 +1030,6 @@ def test_a_malformed_mix_is_rejected(text: str) -> None:
         parse_mix(text)
 
 
-def test_times_are_without_the_memory_kernel() -> None:
+def test_times_exclude_the_memory_kernel() -> None:
     assert without_memory({"a": [3.0, 4.0], MEMORY: [1.0, 1.5]}) == {"a": [2.0, 2.5]}
     assert without_memory({"a": [3.0]}) == {"a": [3.0]}

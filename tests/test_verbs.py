@@ -98,7 +98,7 @@ def test_list_filters_and_sorts(folder: Path, arguments: list[str], expected: st
         (["--csv", "--json"], "exclude each other"),
     ],
 )
-def test_list_refuses_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+def test_list_gives_one_line_errors(folder: Path, arguments: list[str], message: str) -> None:
     error = call("list", "--library", folder, *arguments).exception
     assert isinstance(error, RequestError) and str(error).isprintable()
     with pytest.raises(RequestError, match=message):
@@ -177,12 +177,12 @@ def test_a_kernel_with_the_former_workspace_does_not_stop_the_others(
     assert "hgemm_former" in call("gc", "--library", library).stdout
 
 
-def test_list_of_nothing_says_so_on_stderr(folder: Path) -> None:
+def test_empty_list_prints_a_note(folder: Path) -> None:
     result = call("list", "--library", folder, "--arch", "90")
     assert result.exit_code == 0 and result.stdout == "" and "no kernel" in result.stderr
 
 
-def test_what_sm_90a_has_is_told_where_only_sm_90_is_asked_for(folder: Path) -> None:
+def test_arch_sm_90_notes_the_kernels_of_sm_90a(folder: Path) -> None:
     Library(folder).publish(*make_record("hgemm_sm90_tn", arch="sm_90"))
     Library(folder).publish(*make_record("hgemm_sm90a_tn", arch="sm_90a"))
     note = "hgemm: 1 kernel for sm_90a left out: use --arch 90,90a\n"
@@ -197,9 +197,7 @@ def test_what_sm_90a_has_is_told_where_only_sm_90_is_asked_for(folder: Path) -> 
         assert output.stderr == note and isinstance(output.exception, LibraryError)  # that is all that was named
 
 
-def test_where_nothing_matches_the_filter_is_told_of_and_an_empty_library_is_called_so(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_unmatched_filters_and_empty_libraries_have_their_own_errors(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for verb, words in (
         ("export", ["--to", tmp_path / "x"]),
@@ -239,7 +237,7 @@ def test_list_shows_the_columns_of_its_filter_and_its_order(folder: Path) -> Non
     assert shown.stderr == ""  # all fields in which the kernels differ are shown
 
 
-def test_kernels_that_differ_in_their_formula_are_told_apart_by_its_hash(tmp_path: Path) -> None:
+def test_list_distinguishes_formulas_by_hash(tmp_path: Path) -> None:
     library = Library(tmp_path / "lib")
     formulas = {f"hgemm_sm89_tn_{number}": epilogue_of(f"relu(acc - {number})") for number in (1, 2)}
     for symbol, found in formulas.items():
@@ -261,7 +259,7 @@ def test_types_filter_in_any_spelling(folder: Path) -> None:
     assert listed(folder, "--dtype", "bf16") == []
 
 
-def test_a_missing_library_is_one_line(tmp_path: Path) -> None:
+def test_missing_library_gives_a_one_line_error(tmp_path: Path) -> None:
     for verb, arguments in (("list", []), ("show", ["x"]), ("reindex", []), ("gc", [])):
         error = call(verb, *arguments, "--library", tmp_path / "none").exception
         assert isinstance(error, LibraryError) and "does not exist: run `generate` first" in str(error)
@@ -297,7 +295,7 @@ def test_a_kernel_is_named_by_the_hash_of_its_symbol(tmp_path: Path) -> None:
             resolve(library, name)
 
 
-def test_an_unclear_name_lists_five_candidates(tmp_path: Path) -> None:
+def test_ambiguous_name_lists_five_candidates(tmp_path: Path) -> None:
     for place in range(8):
         Library(tmp_path).publish(*make_record(f"hgemm_{place}"))
     with pytest.raises(RequestError, match=r"matches 8 kernels(.|\n)*\n  hgemm_4\n  and 3 more$"):
@@ -314,12 +312,12 @@ def test_an_unclear_name_lists_five_candidates(tmp_path: Path) -> None:
         ("../lib", "no kernel"),
     ],
 )
-def test_a_name_that_is_not_clear_is_refused(folder: Path, name: str, message: str) -> None:
+def test_ambiguous_name_is_rejected(folder: Path, name: str, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         resolve(Library(folder), name)
 
 
-def test_show_prints_a_card_and_the_parts(folder: Path) -> None:
+def test_show_prints_a_summary_and_the_sections(folder: Path) -> None:
     card = call("show", "hgemm_sm80_nn", "--library", folder).stdout
     for words in ("hgemm_sm80_nn", "cta_tile            128x128x32", "registers           128", "deterministic"):
         assert words in card
@@ -336,7 +334,7 @@ def test_show_prints_a_card_and_the_parts(folder: Path) -> None:
     assert isinstance(sass, HgemmError) and str(sass).isprintable()  # the made-up cubin is none
 
 
-def test_a_card_tells_what_is_planned_from_what_is_proved(folder: Path) -> None:
+def test_summary_separates_planned_and_proved_values(folder: Path) -> None:
     planned = {"mma_per_k_tile": 64, "bank_conflicts": 0}
     plan = "plan\n  bank_conflicts      0\n  mma_per_k_tile      64\n\n"
     for proof, message in (
@@ -354,7 +352,7 @@ def test_show_checks_hashes_first(folder: Path) -> None:
         assert result.stdout == "" and "hgemm_sm80_nn/kernel.cubin is not the file" in str(result.exception)
 
 
-def test_reindex_counts_and_gc_tells(folder: Path) -> None:
+def test_reindex_and_gc_print_counts(folder: Path) -> None:
     assert call("reindex", "--library", folder).stdout == f"3 kernels indexed in {folder}\n"
     assert json.loads(call("reindex", "--library", folder, "--json").stdout)["kernels"] == 3
     assert call("gc", "--library", folder).stdout == "0 removed, 0 B freed\n"
@@ -372,12 +370,12 @@ def test_every_verb_has_help_with_an_example() -> None:
         assert result.exit_code == 0 and "Example" in result.stdout and "hgemm " in result.stdout
 
 
-def test_all_fields_but_instructions_may_be_named_whatever_a_library_holds(paper_library: Library) -> None:
+def test_field_names_do_not_depend_on_the_library(paper_library: Library) -> None:
     assert {name for name in paper_library.field_names() if not name.startswith("sass_")} <= FIELDS
     assert {"proof_executor", "proof_races", "proof_unproved", "cutlass_dsl", "py_bytes"} <= FIELDS
 
 
-def test_fields_are_listed_and_completed_with_a_library_and_without(folder: Path, tmp_path: Path) -> None:
+def test_fields_are_listed_and_completed_without_a_library(folder: Path, tmp_path: Path) -> None:
     lines = call("list", "--library", folder, "--fields").stdout.splitlines()
     assert all(len(line.split()) > 1 for line in lines)
     named = [line.split()[0] for line in lines]
@@ -394,12 +392,12 @@ def test_fields_are_listed_and_completed_with_a_library_and_without(folder: Path
 
 
 @pytest.mark.parametrize("where", ["proof_races=0", "proof_executor like '*'", "sass_hgmma>0", "swap_ab"])
-def test_a_field_that_no_kernel_has_matches_none(folder: Path, where: str) -> None:
+def test_absent_field_matches_no_kernel(folder: Path, where: str) -> None:
     assert listed(folder, "--where", where) == []
     assert len(listed(folder, "--where", f"not ({where})", "--sort", "proof_races")) == 3
 
 
-def test_an_empty_selection_chooses_everything() -> None:
+def test_empty_filter_matches_everything() -> None:
     assert condition_of(KernelFilter()).items == ()
 
 
@@ -474,7 +472,7 @@ def test_verify_prints_a_line_a_kernel(driver: FakeDriver, device_folder: Path) 
     assert summary == "2 kernels passed, 0 failed, 1 skipped; 4 shapes passed" and result.exit_code == 0
 
 
-def test_verify_fails_where_a_kernel_is_wrong(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
+def test_verify_fails_if_a_kernel_is_wrong(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
     Library(device_folder).publish(*document("hgemm_bad"))
     report = tmp_path / "junit.xml"
     result = call_on_device("verify", "--device", "--library", device_folder, "--shapes", SHAPES, "--junit", report)
@@ -501,7 +499,7 @@ def test_verify_takes_names_and_filters(driver: FakeDriver, device_folder: Path)
         assert [line.split()[1] for line in result.stdout.splitlines()[:-1]] == expected and result.exit_code == 0
 
 
-def test_verify_of_nothing_that_runs_is_a_failure(driver: FakeDriver, device_folder: Path) -> None:
+def test_verify_fails_if_nothing_runs(driver: FakeDriver, device_folder: Path) -> None:
     assert call_on_device("verify", "--device", "--library", device_folder, "hgemm_unfit").exit_code == 1
 
 
@@ -516,14 +514,14 @@ def test_verify_of_nothing_that_runs_is_a_failure(driver: FakeDriver, device_fol
         (["--device", "--layout", "tt"], "no kernel in .* matches", 1),
     ],
 )
-def test_verify_refuses_in_one_line(device_folder: Path, arguments: list[str], message: str, exit_code: int) -> None:
+def test_verify_gives_one_line_errors(device_folder: Path, arguments: list[str], message: str, exit_code: int) -> None:
     error = call_on_device("verify", "--library", device_folder, *arguments).exception
     assert error.exit_code == exit_code and str(error).isprintable()
     with pytest.raises(type(error), match=message):
         raise error
 
 
-def test_without_a_gpu_both_verbs_say_so_in_one_line(device_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_gives_a_one_line_error(device_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeDriver()
     fake.status = FakeDriver.CUresult.CUDA_ERROR_NO_DEVICE
     monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
@@ -584,12 +582,12 @@ def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Pa
         (["hgemm_good", "--splits", "2"], "hgemm_good has its own schedule: omit --splits"),
     ],
 )
-def test_run_refuses_in_one_line(device_folder: Path, arguments: list[str], message: str) -> None:
+def test_run_gives_one_line_errors(device_folder: Path, arguments: list[str], message: str) -> None:
     error = call_on_device("run", *arguments, "--library", device_folder, "--m", 8, "--n", 8, "--k", 8).exception
     assert error.exit_code == 2 and message in str(error)
 
 
-def test_a_launch_that_fails_is_told_of_with_its_case(driver: FakeDriver, device_folder: Path) -> None:
+def test_failed_launch_is_reported_with_its_case(driver: FakeDriver, device_folder: Path) -> None:
     launched = driver.cuLaunchKernelEx
 
     def fail(*arguments):
@@ -711,18 +709,18 @@ def test_a_worker_that_hangs_is_killed_with_its_children(device_folder: Path) ->
     )
 
 
-def test_a_worker_that_dies_is_told_of(device_folder: Path) -> None:
+def test_dead_worker_is_reported(device_folder: Path) -> None:
     dying = CheckWorkers(wrapper=(sys.executable, "-c", "import os, sys; sys.stderr.write('broken\\n'); os._exit(9)"))
     outcome, log = dying.check(CheckRequest(str(device_folder), "hgemm_good"))
     assert outcome.error == "its process ended with status 9: broken" and log == "broken\n"
 
 
-def test_nothing_is_begun_after_the_budget(device_folder: Path) -> None:
+def test_no_check_starts_after_the_budget(device_folder: Path) -> None:
     spent = CheckWorkers(budget_s=1, began=time.monotonic() - 2)
     assert "not started within 1 s" in spent.check(CheckRequest(str(device_folder), "hgemm_good"))[0].error
 
 
-def test_outcomes_judge_themselves(tmp_path: Path) -> None:
+def test_outcomes_know_whether_they_passed(tmp_path: Path) -> None:
     good = {"case": "1x1x1", "max_error": 0.0, "max_bound_ratio": 0.25, "passed": True, "reason": ""}
     passed = CheckOutcome("a", (good,))
     assert passed.passed and not passed.failed and passed.worst_ratio == 0.25
@@ -740,7 +738,7 @@ def test_outcomes_judge_themselves(tmp_path: Path) -> None:
 # ==== Messages of libraries without kernels, damaged kernels and architectures ========================================
 
 
-def test_an_empty_library_is_not_told_of_filters(tmp_path: Path, folder: Path) -> None:
+def test_empty_library_error_mentions_no_filters(tmp_path: Path, folder: Path) -> None:
     assert call("list", "--library", tmp_path).stderr == f"{tmp_path} has no kernels\n"
     assert "matches" in call("list", "--arch", "75", "--library", folder).stderr
 
@@ -751,7 +749,7 @@ def test_gc_names_a_damaged_kernel_once(folder: Path) -> None:
     assert line.startswith("hgemm_sm80_nn: kernel.cubin is not the file") and line.count("hgemm_sm80_nn") == 1
 
 
-def test_cover_says_which_name_its_rows_have(small_library: Library) -> None:
+def test_cover_notes_that_sm_90a_is_shown_as_sm_90(small_library: Library) -> None:
     words = ("--layout", "tn", "--dtype", "f16", "--align", "8", "--library", small_library.folder)
     assert "sm_90a is shown as sm_90" in call("cover", "--arch", "90a", *words).stderr
     assert "is shown as" not in call("cover", "--arch", "90", *words).stderr

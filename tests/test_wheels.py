@@ -27,7 +27,7 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_library_of_the_wheel_is_the_last_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wheel_library_is_the_last_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "site" / "hgemm_kernels"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -61,7 +61,7 @@ print(json.dumps([hgemm.__file__, *folders, library.symbols, refusal, hgemm.grow
 
 
 @pytest.mark.slow
-def test_a_wheel_runs_without_the_generator(small_library: Library, tmp_path: Path) -> None:
+def test_wheel_runs_without_the_generator(small_library: Library, tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling is not installed: run 'make setup'")
     need_compiler()
     build_wheels = script()
