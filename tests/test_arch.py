@@ -22,12 +22,12 @@ KIB = 1024
 
 
 @pytest.mark.parametrize("text", ["sm_90a", "90a", "9.0a", "compute_90a", "SM_90A", "sm90a", " sm_90a "])
-def test_every_usual_spelling_means_the_same(text):
+def test_spellings_of_an_architecture_are_equal(text):
     assert parse_arch(text) == "sm_90a"
 
 
 @pytest.mark.parametrize("name", ARCHS)
-def test_canonical_names_number_and_dotted_capability_parse_to_themselves(name):
+def test_canonical_names_round_trip(name):
     arch = ARCHS[name]
     major, minor = arch.capability
     for text in (name, name.removeprefix("sm_"), f"{major}.{minor}{arch.suffix}", arch.compute):
@@ -52,7 +52,7 @@ def test_canonical_names_number_and_dotted_capability_parse_to_themselves(name):
         ("Blackwell", "sm_100 (B200) or sm_120 (RTX 50)"),
     ],
 )
-def test_an_unknown_arch_names_the_nearest_and_all_known(text, nearest):
+def test_unknown_arch_suggests_the_nearest_and_lists_all(text, nearest):
     with pytest.raises(RequestError) as caught:
         parse_arch(text)
     assert f"did you mean {nearest}?" in str(caught.value)
@@ -61,7 +61,7 @@ def test_an_unknown_arch_names_the_nearest_and_all_known(text, nearest):
 
 
 @pytest.mark.parametrize("text", ["", "hopper", "sm_", "sm_²9", "8.9.0", "-89", "8 9"])
-def test_what_is_no_arch_is_an_error_of_one_line(text):
+def test_malformed_arch_gives_a_one_line_error(text):
     with pytest.raises(RequestError, match="arch .* is unknown"):
         parse_arch(text)
 
@@ -84,7 +84,7 @@ def test_the_name_of_a_card_is_its_architecture(card: str, name: str) -> None:
     assert parse_arch(card) == name
 
 
-def test_cards_with_figures_have_an_architecture_and_every_architecture_with_cards_is_known() -> None:
+def test_cards_and_architectures_match() -> None:
     assert {key: ARCHS[parse_arch(key)].number for key in card_keys()} == {key: card(key).number for key in card_keys()}
     assert {*CARDS.values()} <= {*ARCHS}
 
@@ -107,7 +107,7 @@ def test_native_is_the_architecture_of_this_machine(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("text", ["sm_70", "61", "7.2", "V100", "Tesla P100", "GTX 1080", "volta"])
-def test_no_newer_architecture_is_proposed_for_an_old_gpu(text: str) -> None:
+def test_old_gpus_get_no_suggestion_of_newer_architectures(text: str) -> None:
     with pytest.raises(RequestError, match="the oldest supported architecture is sm_75") as caught:
         parse_arch(text)
     assert "did you mean" not in str(caught.value)
@@ -126,7 +126,7 @@ def test_a_list_keeps_its_order_and_drops_repetitions():
         parse_arch_list(" , ")
 
 
-def test_smem_a_cta_is_what_the_guide_says():
+def test_smem_limits_match_the_cuda_guide():
     kib = {name: arch.limits.smem_bytes_per_cta // KIB for name, arch in ARCHS.items()}
     assert {name for name in kib if kib[name] == 64} == {"sm_75"}
     assert {name for name in kib if kib[name] == 99} == {"sm_86", "sm_88", "sm_89", "sm_120", "sm_121"}
@@ -137,7 +137,7 @@ def test_smem_a_cta_is_what_the_guide_says():
     assert ARCHS["sm_90"].limits.smem_bytes_per_cta == 232_448
 
 
-def test_families_and_features():
+def test_architectures_have_families_and_features():
     assert [name for name, arch in ARCHS.items() if arch.has_wgmma] == ["sm_90a"]
     assert [name for name, arch in ARCHS.items() if not arch.has_cp_async] == ["sm_75"]
     assert {name for name, arch in ARCHS.items() if arch.has_tma} == {
@@ -145,7 +145,7 @@ def test_families_and_features():
     }
 
 
-def test_the_table_lists_what_nvrtc_13_0_targets():
+def test_table_lists_the_targets_of_nvrtc_13_0():
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed: pip install cuda-python")
     assert tuple(ARCHS) == ARCHS_OF_NVRTC_13_0
     try:
@@ -240,7 +240,7 @@ def oracle(tmp_path_factory) -> Path:
     return folder / "oracle"
 
 
-def test_residency_equals_that_of_nvidias_calculator(oracle):
+def test_residency_matches_the_occupancy_calculator(oracle):
     random.seed(2)
     cases = [
         (name, 32 * random.randint(1, 32), random.randint(16, 255), random.choice((0, random.randrange(0, 236_000))))
@@ -278,7 +278,7 @@ def test_residency_equals_that_of_nvidias_calculator(oracle):
         ("sm_90", 1025, 32, 0, 0, "warps"),
     ],
 )
-def test_known_cases(arch, threads, registers, smem_bytes, ctas, limiter):
+def test_residency_of_known_cases(arch, threads, registers, smem_bytes, ctas, limiter):
     found = occupancy(ARCHS[arch].limits, threads, registers, smem_bytes)
     assert (found.ctas_per_sm, found.limiter) == (ctas, limiter)
     assert found.warps_per_sm == ctas * -(-threads // 32)

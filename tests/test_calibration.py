@@ -60,7 +60,7 @@ def row(**texts: str):
     return row_of(LaunchTraits.of(made), made)
 
 
-def test_the_package_calibrates_what_was_measured_and_fits_its_model() -> None:
+def test_shipped_calibration_matches_its_fit() -> None:
     found = calibration()
     assert found.fitted == fits()["wgmma"].date, "the model was refitted: run `python -m benchmarks.calibration fit`"
     assert found.devices and found.problems and found.state == "model"
@@ -75,7 +75,7 @@ def test_types_and_bias_share_the_measurement_of_a_kernel() -> None:
         assert other.calibration == OF_KERNEL and other.l2_clocks == measured.l2_clocks, texts
 
 
-def test_a_layout_has_its_own_factors_or_those_of_tn_and_of_short_rows() -> None:
+def test_layouts_have_their_own_factors_or_those_of_tn() -> None:
     wide, narrow = record(tile="128x192x64"), record(tile="128x96x64")
     factors = {name: (value,) * len(TERMS) for name, value in (("tn", 1000), ("nn", 3000), ("64 bytes", 2000))}
     found = replace(
@@ -113,7 +113,7 @@ def test_a_calibrated_kernel_has_the_occupancy_that_it_was_calibrated_with() -> 
         assert found == (planned if kept else 9), tile
 
 
-def test_dram_is_as_fast_for_kernels_that_are_not_calibrated() -> None:
+def test_uncalibrated_kernels_share_the_dram_speed() -> None:
     slower = replace(calibration(), others=(2 * ONE,) * len(TERMS))
     for arch, factor in (("sm_90", 2), ("sm_80", 1)):
         made = record(arch=arch, tile="64x64x32", mma="m16n8k16", consumers="0", cluster="1x1", schedule="one_tile")
@@ -123,7 +123,7 @@ def test_dram_is_as_fast_for_kernels_that_are_not_calibrated() -> None:
         assert replace(rows[1], dram_mib_clocks=0) == replace(rows[0], dram_mib_clocks=0)
 
 
-def test_the_span_is_that_of_the_boxes_of_tiles_whose_m_or_n_is_contiguous() -> None:
+def test_span_is_the_box_width_of_contiguous_tiles() -> None:
     spans = {
         tile: identity(record(tile=tile)["spec"]) for tile in ("128x192x64", "128x224x64", "128x96x64", "128x16x64")
     }
@@ -175,7 +175,7 @@ def test_a_malformed_file_is_rejected_with_its_field(change: dict, message: str)
         parse_calibration({**document, **change})
 
 
-def test_selection_says_what_its_choice_is_based_on() -> None:
+def test_selection_names_the_basis_of_its_choice() -> None:
     selector = Selector(DispatchTable.of([record(), record(tile="64x128x64", consumers="1")]), H200)
     found = selected(selector, SelectionQuery(Kind(), 4096, 4096, 4096))
     assert found["rule"] == "shipped" and "measurements that ship with hgemm" in found["why"] and "H100" in found["why"]
@@ -220,7 +220,7 @@ def times_by(rows: dict, batch: int = 1) -> dict:
     return {"device": "NVIDIA H200", "launches": fitting.LAUNCHES, "kernels": kernels, "problems": problems}
 
 
-def test_earlier_launches_add_parts_alone_and_count_less() -> None:
+def test_older_measurements_of_splits_count_less() -> None:
     rows = {key: replace(one, calibration=OF_KERNEL) for key, one in space().items()}
     problem = [64, 1024, 4096, 0, 0, [[1, 1000, 2, 0], [1, 1000, 8, 0]]]
     document = {**times_by(rows), "problems": [problem]}
@@ -231,7 +231,7 @@ def test_earlier_launches_add_parts_alone_and_count_less() -> None:
 
 @pytest.mark.parametrize(("batch", "layout"), [(1, "tn"), (1, "nt"), (9, "tt")])
 @pytest.mark.parametrize("level", [UNCALIBRATED, OF_KERNEL])
-def test_the_arrays_of_the_fit_estimate_what_selection_does(level: int, batch: int, layout: str) -> None:
+def test_fit_and_selection_have_the_same_estimates(level: int, batch: int, layout: str) -> None:
     rows = space(layout)
     document = times_by({key: replace(one, calibration=level) for key, one in rows.items()}, batch)
     launches = fitting.launches_of(document, rows)
@@ -254,7 +254,7 @@ def test_the_fit_finds_the_factor_of_a_kernel() -> None:
     assert fitting.losses(launches, [*rows.values()], None, None).max() > 0.05
 
 
-def test_the_fit_finds_how_a_class_of_kernels_takes_part_of_a_wave() -> None:
+def test_fit_finds_the_cost_of_partial_waves() -> None:
     """Kernels without clusters take 30 % longer with less than a wave. Factors of kernels alone cannot say so."""
     rows = dict([*space().items()][:2])
     launches = fitting.launches_of(times_by({key: replace(one, calibration=1) for key, one in rows.items()}), rows)
@@ -308,7 +308,7 @@ def test_selection_from_the_catalog_is_near_the_fastest_of_cublaslt(name: str, m
     assert (theirs / best / (1 + against_best) < 0.85).sum() <= most
 
 
-def test_measurements_are_reduced_to_what_determines_time() -> None:
+def test_measurements_are_reduced_to_the_fields_that_decide_time() -> None:
     spec = record()["spec"]
     document = {
         "device": "NVIDIA H200",
@@ -358,7 +358,7 @@ def depth_of(tree: Tree) -> int:
     return max(depths)
 
 
-def test_boosted_trees_learn_what_two_features_do_together() -> None:
+def test_boosted_trees_learn_interactions() -> None:
     rng = np.random.default_rng(0)
     features = rng.integers(0, 100, (4000, len(FEATURES)))
     errors = np.where((features[:, 0] > 50) == (features[:, 3] > 30), 0.1, -0.1)
@@ -382,7 +382,7 @@ def test_boosted_trees_learn_which_launch_of_a_problem_is_the_fastest() -> None:
     assert refined[times == 1].max() < refined[times > 1].min()  # although all estimates count as right
 
 
-def test_trees_change_an_estimate_by_a_limited_part() -> None:
+def test_trees_change_estimates_within_a_limit() -> None:
     for value, limit in ((10 * TREE_ONE, TREE_ONE + MAX_CHANGE), (-10 * TREE_ONE, TREE_ONE - MAX_CHANGE)):
         assert refinement([((LEAF, value, 0),)], [0] * len(FEATURES)) == limit
 
@@ -398,6 +398,6 @@ def test_trees_change_an_estimate_by_a_limited_part() -> None:
         [LEAF, 1, 3],
     ],
 )
-def test_a_tree_with_a_wrong_node_is_refused(numbers: list[int]) -> None:
+def test_malformed_trees_are_rejected(numbers: list[int]) -> None:
     with pytest.raises(Mismatch):
         parse_tree(numbers)

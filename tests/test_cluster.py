@@ -66,7 +66,7 @@ def hashes(library: Library) -> dict[str, tuple[str, dict]]:
     return {record.symbol: (record.key, record.data["files"]) for record in library.records()}
 
 
-def test_killed_workers_cost_nothing_but_time(address: str, settings: Settings, tmp_path: Path, monkeypatch) -> None:
+def test_killed_dask_workers_lose_no_kernel(address: str, settings: Settings, tmp_path: Path, monkeypatch) -> None:
     """Both workers are killed: each kernel is built, reported and stored once, and equals the local build."""
     plans, published = sweep([SWEEP]).plans, Counter[str]()
     genuine = Library.publish
@@ -98,7 +98,7 @@ def die_over(items: Sequence[int]) -> list[int]:
     return [-item for item in items]
 
 
-def test_what_kills_every_worker_is_named_and_the_rest_is_done(address: str) -> None:
+def test_kernel_that_kills_every_worker_is_named_and_skipped(address: str) -> None:
     with Client(address, set_as_default=False) as client:
         width, death = lambda: WORKERS, cluster_module._cause_of_death
         pool = Pool(client.get_executor(pure=False), width, lambda: None, death)
@@ -109,7 +109,7 @@ def test_what_kills_every_worker_is_named_and_the_rest_is_done(address: str) -> 
     assert {place: result for place, result in results if place != 3} == {n: -n for n in range(8) if n != 3}
 
 
-def test_one_that_does_not_compile_is_kept_here_with_its_log(settings: Settings, monkeypatch) -> None:
+def test_failed_compilation_keeps_its_source_and_log(settings: Settings, monkeypatch) -> None:
     """The client needs only the worker's result: `failed/` is in the client's library, with the client's paths."""
     failing = BuildResult(
         "hgemm_bad", "failed", 0.1, failure=BuildError("hgemm_bad", "x.cu(3): error: no"), source="text"
@@ -135,9 +135,7 @@ def test_generate_has_a_cluster_build_and_prove(
 # ---- What differs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_of_another_version_is_refused_and_every_difference_named(
-    address: str, settings, monkeypatch
-) -> None:
+def test_cluster_with_other_versions_is_rejected_with_all_differences(address: str, settings, monkeypatch) -> None:
     assert len(pids(address)) == WORKERS
     here = {**identity(), "templates": "f" * 64, "nvrtc": "12.9"}
     monkeypatch.setattr(cluster_module, "identity", lambda: here)
@@ -162,13 +160,13 @@ def test_a_cluster_of_another_version_is_refused_and_every_difference_named(
     assert lines[0].startswith("  the scheduler: ") and lines[1].startswith("  worker tcp://127.0.0.1:")
 
 
-def test_a_worker_that_comes_later_says_itself_that_it_differs() -> None:
+def test_late_worker_with_other_versions_reports_itself() -> None:
     order = WorkerOptions(False, False, {**identity(), "sources": "0" * 64})
     with pytest.raises(HgemmError, match="a worker on .*: sources [0-9a-f]{12} there, 000000000000 here"):
         build_here([], order)
 
 
-def test_an_edited_source_or_template_makes_a_difference(tmp_path: Path, monkeypatch) -> None:
+def test_edited_sources_or_templates_are_a_difference(tmp_path: Path, monkeypatch) -> None:
     from generator.build import dask as module
 
     for folder in ("generator", "hgemm", "templates"):
@@ -189,7 +187,7 @@ def test_an_edited_source_or_template_makes_a_difference(tmp_path: Path, monkeyp
 # ---- What is missing ---------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_without_a_worker_is_given_up_in_time(settings: Settings) -> None:
+def test_cluster_without_workers_times_out(settings: Settings) -> None:
     with LocalCluster(n_workers=0, dashboard_address=None) as empty:
         before = time.monotonic()
         with pytest.raises(
@@ -199,7 +197,7 @@ def test_a_cluster_without_a_worker_is_given_up_in_time(settings: Settings) -> N
         assert time.monotonic() - before < 10
 
 
-def test_a_scheduler_that_does_not_answer_is_told_of(settings: Settings) -> None:
+def test_unreachable_scheduler_gives_an_error(settings: Settings) -> None:
     with pytest.raises(HgemmError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1 in 0\.5 s"):
         list(make(sweep([SMALL]).plans, settings, 1, Cluster("tcp://127.0.0.1:1", patience_s=0.5)))
 
@@ -240,7 +238,7 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
             process.wait()
 
 
-def test_a_run_whose_worker_does_not_come_back_is_given_up_and_the_next_goes_on(daemons: Daemons, settings) -> None:
+def test_lost_worker_ends_the_run_and_the_next_run_continues(daemons: Daemons, settings) -> None:
     plans, made = sweep([SWEEP]).plans, []
     with pytest.raises(HgemmError, match="there has been no worker for 1 s: .* the same command builds the rest"):
         for _, outcome in make(plans, settings, 1, Cluster(daemons.address, patience_s=1)):
@@ -254,7 +252,7 @@ def test_a_run_whose_worker_does_not_come_back_is_given_up_and_the_next_goes_on(
     assert statuses == {"cached": len(made), "built": 2}
 
 
-def test_a_scheduler_that_dies_ends_the_run_in_one_line(daemons: Daemons, tmp_path: Path) -> None:
+def test_dead_scheduler_ends_the_run_with_one_line(daemons: Daemons, tmp_path: Path) -> None:
     words = [word for name, text in SWEEP.items() for word in (f"--{name}", text)]
     on = ["--executor", "dask", "--address", daemons.address]
     process = start("generate", *words, *on, "--library", tmp_path / "library")
@@ -279,12 +277,12 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line(daemons: Daemons, tmp_pa
         (["--executor", "dask", "--address", "tcp://host:1", "-j", "2"], "-j does not apply to --executor dask"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(words: list[str], message: str) -> None:
+def test_conflicting_cluster_options_are_rejected(words: list[str], message: str) -> None:
     done = call("generate", "--arch", "sm_80", *words)
     assert done.returncode == 2 and message in done.stderr and not done.stdout
 
 
-def test_without_the_package_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dask_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "find_spec", lambda name: None)
     with pytest.raises(RequestError, match=r"needs the package distributed.* pip install 'hgemm-generator\[dask\]'"):
         Cluster("tcp://host:8786")

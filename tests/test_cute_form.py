@@ -68,7 +68,7 @@ def plan_in_cute(**texts: str) -> Plan:
         ({"tile": "64x48x32", "layout": "tt"}, "do not tile"),
     ],
 )
-def test_a_field_that_cute_cannot_express_is_a_violation_that_a_change_mends(texts: dict, reason: str) -> None:
+def test_fields_that_cute_lacks_are_violations_with_a_fix(texts: dict, reason: str) -> None:
     plan = plan_in_cute(**texts)
     broken = [violation for violation in violations(plan) if violation.rule.startswith("cute_")]
     assert [violation for violation in broken if reason in violation.message]
@@ -80,12 +80,12 @@ def test_a_field_that_cute_cannot_express_is_a_violation_that_a_change_mends(tex
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
-def test_what_is_left_open_is_planned_to_be_expressible(arch: str, layout: str) -> None:
+def test_open_fields_are_planned_within_the_form(arch: str, layout: str) -> None:
     request = {"arch": arch, "form": "cute", "layout": layout}
     assert not violations(plan_of(resolve(request)))
 
 
-def test_the_form_is_in_the_symbol_and_records_without_it_read_as_atoms() -> None:
+def test_symbol_has_the_form_and_old_records_are_atoms() -> None:
     plan = plan_in_cute()
     assert emit(plan, TEMPLATES).symbol != emit(plan.replace(form="atoms"), TEMPLATES).symbol
     old = {name: text for name, text in plan.spec.to_dict().items() if name != "form"}
@@ -96,7 +96,7 @@ def test_the_form_is_in_the_symbol_and_records_without_it_read_as_atoms() -> Non
 
 
 @pytest.mark.parametrize("texts", SPECS, ids=str)
-def test_its_layouts_are_those_of_the_plan(texts: dict) -> None:
+def test_layouts_match_the_plan(texts: dict) -> None:
     """Read back by pycute, every element of every stage lies where the plan and the executor take it to lie."""
     plan = plan_in_cute(**texts)
     source = emit(plan, TEMPLATES).source
@@ -109,7 +109,7 @@ def test_its_layouts_are_those_of_the_plan(texts: dict) -> None:
 
 
 @pytest.mark.parametrize("texts", SPECS, ids=str)
-def test_its_threads_copy_every_piece_of_a_tile_once(texts: dict) -> None:
+def test_threads_copy_every_piece_of_a_tile_once(texts: dict) -> None:
     plan = plan_in_cute(**texts)
     source = emit(plan, TEMPLATES).source
     for name, tile in (("A", plan.a), ("B", plan.b)):
@@ -155,7 +155,7 @@ def numbers(text: str) -> tuple:
     return stack[0][0]
 
 
-def test_all_of_cute_is_read_where_a_kernel_is_written_in_it_and_nowhere_else() -> None:
+def test_only_cute_kernels_read_all_of_cute() -> None:
     whole, lean = (headers(root, TEMPLATES) for root in ("mma_sync/cute_kernel.cuh", "mma_sync/kernel.cuh"))
     stand_in = (TEMPLATES / "cute_lean" / "cute" / "config.hpp").read_bytes()
     assert {h.name: h.text for h in lean.files}["cute/config.hpp"] == stand_in
@@ -163,13 +163,13 @@ def test_all_of_cute_is_read_where_a_kernel_is_written_in_it_and_nowhere_else() 
     assert "cute/tensor.hpp" not in lean.hashes() and "cccl/cuda/std/type_traits" in whole.hashes()
 
 
-def test_what_is_compiled_is_what_the_key_covers() -> None:
+def test_key_covers_every_compiled_header() -> None:
     files = headers("wgmma/cute_kernel.cuh", TEMPLATES).files
     assert {header.sha256 for header in every_atom(files)} == {header.sha256 for header in files}
     assert all(header.sha256 == hashlib.sha256(header.text).hexdigest() for header in files)
 
 
-def test_all_of_cute_is_included_where_the_elements_of_its_tuples_are_spelled_out() -> None:
+def test_header_with_whole_tuples_includes_all_of_cute() -> None:
     """Types that were asked for before would be CuTe's own; the others are the same types, of any element of any tuple."""
     assert [path.name for path in TEMPLATES.rglob("*.cuh") if "<cute/tensor.hpp>" in path.read_text()] == [
         "cute_tensor.cuh"
@@ -192,7 +192,7 @@ extern "C" __global__ void alone(float* d, unsigned const* a) {{
 
 
 @pytest.mark.slow
-def test_it_compiles_to_what_is_planned() -> None:
+def test_cute_kernels_compile_as_planned() -> None:
     plan = plan_in_cute(tile="32x32x32", layout="nn", align_b="4", bias="row", activation="relu")
     (product,) = build([prepare(plan, TEMPLATES)], BuildOptions(TEMPLATES))
     assert (product.status, product.error) == ("built", "")
@@ -208,7 +208,7 @@ def test_it_compiles_to_what_is_planned() -> None:
     ],
     ids=str,
 )
-def test_it_is_proved_on_the_cpu(texts: dict, host_toolchain: HostToolchain) -> None:
+def test_cute_kernels_are_proved_on_the_cpu(texts: dict, host_toolchain: HostToolchain) -> None:
     plan = plan_in_cute(tile="32x32x32", layout="nt", schedule="persistent", bias="column", **texts)
     kernel = emit(plan, TEMPLATES)
     proved = prove(subject_of(kernel), host_toolchain)
@@ -234,7 +234,7 @@ def plan_on_wgmma(**texts: str) -> Plan:
     return candidate.plan
 
 
-def test_wgmma_is_what_it_is_planned_on_as_without_a_form() -> None:
+def test_wgmma_is_the_default_in_form_cute() -> None:
     plan = plan_on_wgmma()
     (plain,) = sweep([{"arch": "sm_90a"}]).plans
     assert family_of(plan.spec).name == "wgmma" and plan.replace(form="atoms") == plain
@@ -244,7 +244,7 @@ def test_wgmma_is_what_it_is_planned_on_as_without_a_form() -> None:
 @pytest.mark.parametrize(
     "texts", [{"schedule": "split_k:2"}, {"schedule": "split_k_cluster:4"}, {"schedule": "one_tile"}], ids=str
 )
-def test_a_schedule_that_it_cannot_express_is_a_violation_that_a_change_mends(texts: dict) -> None:
+def test_unsupported_schedules_are_violations_with_a_fix(texts: dict) -> None:
     (candidate,) = sweep([{"arch": "sm_90a", "form": "cute", "cluster": "1x1", **texts}]).candidates
     (broken,) = candidate.broken
     assert broken.rule == "cute_schedule" and broken.change
@@ -255,7 +255,7 @@ def test_a_schedule_that_it_cannot_express_is_a_violation_that_a_change_mends(te
 
 
 @pytest.mark.parametrize("texts", SPECS_ON_WGMMA, ids=str)
-def test_its_stages_lie_as_boxes_of_the_tensor_maps_come(texts: dict) -> None:
+def test_stages_match_the_boxes_of_tensor_maps(texts: dict) -> None:
     """Element (mn, k) of CuTe's layout is where the TMA puts it: boxes one after the other, row after row."""
     plan = plan_on_wgmma(**texts)
     source = emit(plan, TEMPLATES).source
@@ -286,7 +286,7 @@ def stage_layout_of(source: str, name: str, boxes: OperandBoxes):
 
 
 @pytest.mark.parametrize("texts", SPECS_ON_WGMMA, ids=str)
-def test_what_it_stages_of_d_fills_the_room_that_is_planned_with_boxes_of_the_map(texts: dict) -> None:
+def test_staged_d_fills_the_planned_boxes(texts: dict) -> None:
     plan = plan_on_wgmma(**texts)
     source = emit(plan, TEMPLATES).source
     shape = re.search(r"SmemLayoutD = .*Shape<(.*?)>\{\}", source)[1]
@@ -296,7 +296,7 @@ def test_what_it_stages_of_d_fills_the_room_that_is_planned_with_boxes_of_the_ma
     assert rows * columns * stages * DTYPE_BYTES[plan.spec.dtype_d] * plan.spec.consumers == plan.epilogue_bytes
 
 
-def test_shapes_that_cute_declares_apart_are_asked_for_and_found() -> None:
+def test_shapes_in_separate_cute_headers_are_found() -> None:
     switch = "#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED"
     assert switch in emit(plan_on_wgmma(tile="64x72x64"), TEMPLATES).source
     assert switch not in emit(plan_on_wgmma(tile="64x96x64"), TEMPLATES).source
@@ -308,7 +308,7 @@ def test_shapes_that_cute_declares_apart_are_asked_for_and_found() -> None:
 
 
 @pytest.mark.slow
-def test_it_compiles_to_what_is_planned_on_wgmma() -> None:
+def test_cute_kernels_on_wgmma_compile_as_planned() -> None:
     plan = plan_on_wgmma(tile="128x128x64", cluster="2x1", bias="row", activation="relu")
     (product,) = build([prepare(plan, TEMPLATES)], BuildOptions(TEMPLATES))
     assert (product.status, product.error) == ("built", "")
@@ -316,7 +316,7 @@ def test_it_compiles_to_what_is_planned_on_wgmma() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_proved_on_the_cpu_on_wgmma(host_toolchain: HostToolchain) -> None:
+def test_cute_kernels_on_wgmma_are_proved_on_the_cpu(host_toolchain: HostToolchain) -> None:
     plan = plan_on_wgmma(tile="64x32x64", layout="nt", cluster="2x1", bias="column", stages="3")
     kernel = emit(plan, TEMPLATES)
     proved = prove(subject_of(kernel), host_toolchain)

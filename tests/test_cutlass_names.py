@@ -40,7 +40,7 @@ def spec_of(name: str) -> Spec:
         ("cutlass_tensorop_s1688gemm_tf32_128x128_16x4_tn_align4", "sm_80 tf32 f32 f32 tn 128x128x16 m16n8k8 4 4"),
     ],
 )
-def test_a_name_says_types_layout_tile_instruction_stages_and_alignment(name: str, fields: str) -> None:
+def test_name_gives_types_layout_tile_instruction_stages_and_alignment(name: str, fields: str) -> None:
     spec = spec_of(name)
     said = "arch dtype_a acc dtype_d layout cta_tile mma stages align_a".split()
     assert [str(getattr(spec, field)) for field in said] == fields.split()
@@ -48,7 +48,7 @@ def test_a_name_says_types_layout_tile_instruction_stages_and_alignment(name: st
     assert alias_of(spec) == name
 
 
-def test_a_column_major_d_is_the_exchanged_product_with_the_instructions_along_the_same_side() -> None:
+def test_column_major_d_is_the_exchanged_product() -> None:
     spec = spec_of(NEWER)
     assert (spec.layout, str(spec.cta_tile), str(spec.cluster), spec.swap_ab) == ("tt", "256x128x64", "1x2", True)
     row_major = spec_of(NEWER.replace("nnn", "nnt"))
@@ -56,14 +56,14 @@ def test_a_column_major_d_is_the_exchanged_product_with_the_instructions_along_t
     assert "column-major D" in requests_named(NEWER).remarks[0]
 
 
-def test_a_name_of_copies_by_threads_is_a_kernel_of_that_copy_and_comes_back() -> None:
+def test_names_of_cp_async_kernels_round_trip() -> None:
     name = NEWER.replace("2x1x1_0_nnn_align8_", "1x1x1_4_ntt_align2_cpasync_").replace("epi_tma", "epi_nosmem")
     spec = spec_of(name)
     assert (spec.copy, spec.align_a, spec.store) == ("cp_async", 2, "direct")
     assert alias_of(spec) == name
 
 
-def test_a_name_of_stream_k_is_a_kernel_of_that_schedule_and_comes_back() -> None:
+def test_names_of_stream_k_round_trip() -> None:
     name = NEWER.replace("nnn_align8_", "tnt_align8_stream_k_").replace("x1_0_", "x1_4_")
     spec = spec_of(name)
     assert str(spec.schedule) == "stream_k" and spec.cooperation == "cooperative"
@@ -71,14 +71,14 @@ def test_a_name_of_stream_k_is_a_kernel_of_that_schedule_and_comes_back() -> Non
 
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
-def test_an_exchanged_layout_is_that_of_the_transposed_operands(layout: str) -> None:
+def test_exchanged_layout_transposes_the_operands(layout: str) -> None:
     """A is k-contiguous where its letter is t, B where it is n; transposing moves nothing in memory."""
     assert exchanged_layout(exchanged_layout(layout)) == layout
     k_contiguous = (layout[0] == "t", layout[1] == "n")
     assert (exchanged_layout(layout)[0] == "t", exchanged_layout(layout)[1] == "n") == k_contiguous[::-1]
 
 
-def test_an_alias_of_a_shipped_kernel_names_a_kernel_of_that_alias() -> None:
+def test_aliases_of_shipped_kernels_round_trip() -> None:
     for spec in (plan.spec for plan in sweep(load_catalog()).plans):
         texts = {name: text for name, text in texts_of_name(alias_of(spec)).items() if name not in ("arch", "out")}
         named = resolve({"arch": spec.arch, "dtype_d": spec.dtype_d} | fields_of(texts))
@@ -112,13 +112,13 @@ def fields_of(texts: dict[str, str]) -> dict:
         ("128x128", "write one as cutlass_tensorop_"),
     ],
 )
-def test_what_no_spec_says_is_refused_with_the_reason(name: str, reason: str) -> None:
+def test_names_without_a_spec_are_rejected_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as raised:
         requests_named(name)
     assert name in str(raised.value)
 
 
-def test_a_glob_asks_for_each_name_that_matches_and_tells_which_are_left_out() -> None:
+def test_glob_requests_every_match_and_lists_skipped_names() -> None:
     named = requests_named("cutlass_tensorop_h16816gemm*_64x64_*_tn_align8*")
     assert [texts["tile"] for texts in named.requests] == ["64x64x32", "64x64x64"]
     assert any("planar complex" in remark and "group" in remark for remark in named.remarks)
@@ -127,7 +127,7 @@ def test_a_glob_asks_for_each_name_that_matches_and_tells_which_are_left_out() -
             requests_named(glob)
 
 
-def test_reasons_are_a_line_each_the_most_frequent_first_and_not_too_many() -> None:
+def test_reasons_are_listed_by_frequency_up_to_a_limit() -> None:
     [left_out, _] = requests_named("*").remarks
     lines = left_out.splitlines()
     counts = [int(line.split()[0].replace(",", "")) for line in lines[1:-1]]
@@ -139,7 +139,7 @@ def test_reasons_are_a_line_each_the_most_frequent_first_and_not_too_many() -> N
     assert "none of which is supported" in header and reason.split(maxsplit=1)[1] == "f64 inputs"
 
 
-def test_every_name_of_the_library_is_said_by_a_spec_or_has_one_of_some_reasons() -> None:
+def test_every_cutlass_name_has_a_spec_or_a_known_reason() -> None:
     reasons = {str(error) for error in map(refusal, library_names()) if error}
     assert not [reason for reason in reasons if "no matrix product" in reason or "an unsupported value" in reason]
 
@@ -152,7 +152,7 @@ def refusal(name: str) -> RequestError | None:
     return None
 
 
-def test_generate_takes_names_and_other_options_go_above_them() -> None:
+def test_options_override_cutlass_names() -> None:
     done = CliRunner().invoke(
         generate_command, ["--kernels", OLDER, "--arch", "89", "--stages", "3", "--dry-run", "--json"]
     )
@@ -161,7 +161,7 @@ def test_generate_takes_names_and_other_options_go_above_them() -> None:
     assert "hgemm_sm89_tn_f16_f16_f16_128x128x32_s3_" in done.stdout
 
 
-def test_a_glob_says_that_names_are_listed_which_takes_a_while() -> None:
+def test_glob_prints_a_note_that_listing_takes_time() -> None:
     done = CliRunner().invoke(generate_command, ["--kernels", "cutlass_tensorop_d884*", "--dry-run"])
     assert "listing the names of CUTLASS's library" in done.stderr
 
@@ -181,7 +181,7 @@ def verdict(name: str) -> str:
 
 
 @pytest.mark.slow
-def test_plain_f16_products_of_the_library_are_expressed_or_there_is_a_reason(capsys: pytest.CaptureFixture) -> None:
+def test_plain_f16_names_have_a_spec_or_a_known_reason(capsys: pytest.CaptureFixture) -> None:
     """Plain are those of f16 with f16 that are neither sparse, planar complex nor grouped, by CUTLASS's own description."""
     from cutlass_library.library import DataType, GemmKind
 
@@ -204,7 +204,7 @@ def test_plain_f16_products_of_the_library_are_expressed_or_there_is_a_reason(ca
     assert all(rules.issuperset(why.split()) for _, why in counts)
 
 
-def test_the_older_names_come_back_as_aliases() -> None:
+def test_older_names_round_trip_as_aliases() -> None:
     names = [name for name in library_names() if name.startswith("cutlass_tensorop_")]
     counts = Counter(alias_of(resolve(request_)) == name for name, request_ in map(request_of, names) if request_)
     assert counts[True] >= 1260 and not counts[False]

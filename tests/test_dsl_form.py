@@ -102,7 +102,7 @@ def plan_in_dsl(**texts: str) -> Plan:
         ({"tile": "64x48x32", "layout": "tt"}, "do not tile"),
     ],
 )
-def test_a_field_that_the_dsl_cannot_express_is_a_violation_that_a_change_mends(texts: dict, reason: str) -> None:
+def test_fields_that_the_dsl_lacks_are_violations_with_a_fix(texts: dict, reason: str) -> None:
     plan = plan_in_dsl(**texts)
     broken = [violation for violation in violations(plan) if violation.rule.startswith("dsl_")]
     assert [violation for violation in broken if reason in violation.message]
@@ -120,14 +120,14 @@ def test_wgmma_kernels_are_not_in_the_dsl() -> None:
 
 @pytest.mark.parametrize("arch", DSL_ARCHS)
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
-def test_what_is_left_open_is_planned_to_be_expressible(arch: str, layout: str) -> None:
+def test_open_fields_are_planned_within_the_form(arch: str, layout: str) -> None:
     assert not violations(plan_of(resolve({"arch": arch, "form": "dsl", "layout": layout})))
 
 
 # ---- What it says ---------------------------------------------------------------------------------------------------
 
 
-def test_one_module_is_byte_for_byte_as_it_was() -> None:
+def test_emitted_module_is_unchanged() -> None:
     kernel = emit(plan_in_dsl(**GOLDEN_SPEC), TEMPLATES)
     assert kernel.source == GOLDEN.read_text(), "if that is meant, write the new text there"
     assert kernel.source_name == "kernel.py" and kernel.plan.spec.form == "dsl"
@@ -142,7 +142,7 @@ def test_an_activation_that_the_template_lacks_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("texts", SPECS, ids=str)
-def test_its_layouts_are_those_of_the_plan(texts: dict) -> None:
+def test_layouts_match_the_plan(texts: dict) -> None:
     """Read back by pycute, every element of every stage lies where the plan takes it to lie."""
     plan = plan_in_dsl(**texts)
     functions = functions_of(emit(plan, TEMPLATES).source)
@@ -156,7 +156,7 @@ def test_its_layouts_are_those_of_the_plan(texts: dict) -> None:
 
 
 @pytest.mark.parametrize("texts", SPECS, ids=str)
-def test_its_threads_copy_every_piece_of_a_tile_once(texts: dict) -> None:
+def test_threads_copy_every_piece_of_a_tile_once(texts: dict) -> None:
     plan = plan_in_dsl(**texts)
     functions = functions_of(emit(plan, TEMPLATES).source)
     for name, tile in (("a", plan.a), ("b", plan.b)):
@@ -191,7 +191,7 @@ def ptx_taking(fields: list[str], body: str) -> str:
     return f"\t// .globl\tk\n.visible .entry k(\n{parameters}\n)\n{{\n{body}\n}}\n"
 
 
-def test_fields_that_are_taken_one_by_one_are_taken_where_they_lie_in_a_problem() -> None:
+def test_module_reads_fields_at_their_offsets_in_a_problem() -> None:
     """A load of the parameter that stands for a field becomes a load at the offset at which that field is packed."""
     loads = [f"\tld.param.b64 \t%rd{place}, [k_param_{place}];" for place in range(len(FIELDS))]
     text = with_problem_parameter(ptx_taking(FIELDS, "\n".join(loads)), "hgemm_x")
@@ -217,7 +217,7 @@ def test_fields_that_are_taken_one_by_one_are_taken_where_they_lie_in_a_problem(
         (ptx_taking(FIELDS, "\tmov.b64 %rd1, k_param_2;"), "in an instruction other than a load"),
     ],
 )
-def test_a_kernel_that_takes_something_else_is_refused(text: str, reason: str) -> None:
+def test_kernels_with_other_parameters_are_rejected(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         with_problem_parameter(text, "hgemm_x")
 
@@ -250,16 +250,14 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         ("import time; time.sleep(60)", "took more than 0.5 s"),
     ],
 )
-def test_a_worker_that_dies_complains_or_hangs_is_a_build_that_failed(
-    worker, monkeypatch, text: str, reason: str
-) -> None:
+def test_failing_worker_fails_the_build(worker, monkeypatch, text: str, reason: str) -> None:
     worker(text)
     monkeypatch.setattr(translate, "LIMIT_S", 0.5 if "sleep" in text else 60.0)
     with pytest.raises(BuildError, match=reason):
         translate.ptx_of("hgemm_x", "", "sm_80")
 
 
-def test_after_a_worker_has_died_another_one_serves(worker) -> None:
+def test_dead_worker_is_replaced(worker) -> None:
     worker("import sys; sys.exit(1)")
     with pytest.raises(BuildError, match="ended with status"):
         translate.ptx_of("hgemm_x", "", "sm_80")
@@ -270,7 +268,7 @@ def test_after_a_worker_has_died_another_one_serves(worker) -> None:
             translate.ptx_of("hgemm_x", "", "sm_80")
 
 
-def test_without_the_dsl_its_kernels_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dsl_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translate, "WHEEL", "no-such-wheel-anywhere")
     assert "pip install" in translate.missing()
     with pytest.raises(
@@ -282,11 +280,11 @@ def test_without_the_dsl_its_kernels_are_refused_with_what_to_install(monkeypatc
 
 
 @pytest.mark.parametrize("activation", DSL_ACTIVATIONS)
-def test_its_activations_have_expressions(activation: str) -> None:
+def test_activations_have_dsl_expressions(activation: str) -> None:
     ast.parse(emit(plan_in_dsl(activation=activation), TEMPLATES).source)
 
 
-def test_an_activation_without_an_expression_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_activation_without_an_expression_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(form_rules, "DSL_ACTIVATIONS", ("none", "relu"))
     (violation,) = violations(plan_in_dsl(activation="silu"))
     assert violation.message == "activation is silu; form dsl supports none, relu"
@@ -336,7 +334,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BuildResult]
 
 
 @needs_dsl
-def test_modules_compile_to_what_is_planned_and_take_a_problem(products: dict[str, BuildResult]) -> None:
+def test_modules_compile_as_planned(products: dict[str, BuildResult]) -> None:
     for product in products.values():
         assert (product.status, product.error) == ("built", "")
         record = product.record
@@ -392,14 +390,14 @@ def test_a_fault_of_a_module_is_found(right: str, wrong: str, hasty_workshop: Ho
 
 
 @needs_dsl
-def test_a_module_that_the_dsl_refuses_is_a_build_that_failed_with_its_words() -> None:
+def test_module_rejected_by_the_dsl_fails_with_its_message() -> None:
     source = GOLDEN.read_text().replace("tCrC.fill(0.0)", "tCrC.fill(no_such_name)")
     with pytest.raises(BuildError, match="no_such_name"):
         translate.ptx_of("hgemm_x", source, "sm_80")
 
 
 @needs_dsl
-def test_the_dsl_knows_the_architectures_that_are_said_to_be_its_own() -> None:
+def test_dsl_supports_the_listed_architectures() -> None:
     script = "from cutlass.base_dsl.enums import Arch; print(*[arch.name for arch in Arch])"
     said = {*subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()}
     mine = {*ARCHS}
@@ -409,7 +407,7 @@ def test_the_dsl_knows_the_architectures_that_are_said_to_be_its_own() -> None:
 
 @needs_dsl
 @pytest.mark.parametrize("arch", ["sm_86", "sm_90a", "sm_103", "sm_121"])
-def test_the_ptx_is_of_the_architecture_that_was_asked_for(arch: str) -> None:
+def test_ptx_targets_the_requested_architecture(arch: str) -> None:
     plan = plan_in_dsl(arch=arch, tile="32x32x32")
     kernel = emit(plan, TEMPLATES)
     assert f".target {arch}" in translate.ptx_of(kernel.symbol, kernel.source, arch).decode()
@@ -417,7 +415,7 @@ def test_the_ptx_is_of_the_architecture_that_was_asked_for(arch: str) -> None:
 
 @needs_dsl
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
-def test_a_module_alone_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+def test_module_run_alone_reports_a_missing_gpu(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(GOLDEN), "--m", "64"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1 and "no NVIDIA GPU here" in done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -500,7 +498,7 @@ def test_a_module_is_shown_and_reported(library: Library, words: list[str], exit
     assert message in result.stdout and result.exit_code == exit_code
 
 
-def test_an_export_has_its_code_and_with_sources_is_refused(library: Library) -> None:
+def test_export_embeds_dsl_code_but_no_dsl_sources(library: Library) -> None:
     refused = call(library, "export", "--uncompressed", "--source", "--to", "with_source")
     assert "nvcc cannot compile" in str(refused.exception) and refused.exception.exit_code == 2
     need_compiler()
@@ -517,14 +515,14 @@ def test_an_export_has_its_code_and_with_sources_is_refused(library: Library) ->
     ],
     ids=["verify", "run"],
 )
-def test_its_code_is_launched(library: Library, gpu: FakeDriver, words: list[str], message: str) -> None:
+def test_dsl_code_is_launched(library: Library, gpu: FakeDriver, words: list[str], message: str) -> None:
     result = call(library, *words)
     assert message in result.stdout and result.exit_code == 0 and gpu.launches
     assert {*gpu.images} == {b"text\0"}, "sm_90 takes the PTX of sm_80"
 
 
 @pytest.mark.parametrize("verb", ["bench", "tune"])
-def test_its_code_is_timed(library: Library, timed_gpu: BenchDriver, verb: str) -> None:
+def test_dsl_code_is_timed(library: Library, timed_gpu: BenchDriver, verb: str) -> None:
     result = call(library, verb, *SIZES, *QUICK)
     assert SYMBOL in result.stdout and result.exit_code == 0 and SYMBOL in timed_gpu.log
 
@@ -560,7 +558,7 @@ def test_forms_of_one_spec_are_found_in_a_library(library: Library) -> None:
         (["--arch", "sm_80", "--form", "dsl", "--executor", "dask", "--address", "tcp://host:1"], False),
     ],
 )
-def test_its_process_starts_before_all_else_for_one_kernel_only(
+def test_single_kernel_starts_the_dsl_process_early(
     monkeypatch: pytest.MonkeyPatch, words: list[str], early: bool
 ) -> None:
     order: list[str] = []

@@ -46,12 +46,12 @@ def template_tree() -> nodes.Template:
     return environment.parse((TEMPLATES / TEMPLATE).read_text())
 
 
-def test_the_template_uses_every_value_and_no_other() -> None:
+def test_template_uses_exactly_its_values() -> None:
     assert meta.find_undeclared_variables(template_tree()) == {*values_of(plan_of())}
 
 
 @pytest.mark.parametrize("operand", ["a", "b"])
-def test_the_template_uses_every_value_of_an_operand_and_no_other(operand: str) -> None:
+def test_template_uses_exactly_the_values_of_an_operand(operand: str) -> None:
     found = template_tree().find_all(nodes.Getattr)
     used = {node.attr for node in found if isinstance(node.node, nodes.Name) and node.node.name == operand}
     assert used == {*values_of(plan_of())[operand]}
@@ -103,7 +103,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: texts.get("layout", "tn"))
-def test_the_text_is_plain_short_and_names_its_kernel(texts: dict[str, str]) -> None:
+def test_source_is_short_ascii_and_names_its_kernel(texts: dict[str, str]) -> None:
     kernel = emit(plan_of(**texts), TEMPLATES)
     lines = kernel.source.splitlines()
     assert kernel.source.isascii() and kernel.source.endswith("}\n") and "\r" not in kernel.source
@@ -114,7 +114,7 @@ def test_the_text_is_plain_short_and_names_its_kernel(texts: dict[str, str]) -> 
     assert str(TEMPLATES) not in kernel.source
 
 
-def test_the_text_is_the_same_in_every_process() -> None:
+def test_source_is_the_same_in_every_process() -> None:
     code = (
         "from test_emit import *\n"
         "import hashlib\n"
@@ -129,7 +129,7 @@ def test_the_text_is_the_same_in_every_process() -> None:
     assert len(hashes) == 1
 
 
-def test_the_text_depends_on_the_spec_alone() -> None:
+def test_source_depends_on_the_spec_only() -> None:
     assert emit(plan_of(), TEMPLATES) == emit(plan_of(), TEMPLATES)
     assert emit(plan_of(), TEMPLATES).source != emit(plan_of(raster="row"), TEMPLATES).source
 
@@ -138,7 +138,7 @@ def test_the_text_depends_on_the_spec_alone() -> None:
 
 
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: texts.get("layout", "tn"))
-def test_the_numbers_of_the_plan_are_asserted(texts: dict[str, str]) -> None:
+def test_source_asserts_the_numbers_of_the_plan(texts: dict[str, str]) -> None:
     plan = plan_of(**texts)
     source = emit(plan, TEMPLATES).source
     assert f"static_assert(sizeof(hgemm::SharedStorage<Policy>) == {plan.smem_bytes});" in source
@@ -157,7 +157,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("right, wrong", WRONG, ids=[right.strip(" =") for right, _ in WRONG])
-def test_a_number_that_differs_across_the_border_does_not_compile(right: str, wrong: str) -> None:
+def test_mismatched_constants_do_not_compile(right: str, wrong: str) -> None:
     assert_refused_by_the_compiler(emit(plan_of(), TEMPLATES), right, wrong)
 
 
@@ -198,7 +198,7 @@ def kernel_of(**texts: str) -> EmittedKernel:
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
-def test_another_value_of_a_field_is_another_symbol_and_another_text(name: str) -> None:
+def test_changed_field_changes_symbol_and_source(name: str) -> None:
     pinned, other = kernel_of(), kernel_of(**{name: OTHERS[name]})
     assert other.symbol != pinned.symbol
     assert other.source.replace(other.symbol, pinned.symbol) != pinned.source

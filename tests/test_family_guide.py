@@ -40,7 +40,7 @@ def generate(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
 
 
-def test_the_family_is_planned_and_explained(checkout: Path) -> None:
+def test_guide_family_is_planned_and_explained(checkout: Path) -> None:
     done = generate(checkout, "--arch", "sm_80", "--mma", MMA, "--explain")
     assert done.returncode == 0, done.stderr
     assert "legal" in done.stdout and "needed_registers" in done.stdout
@@ -52,12 +52,12 @@ def test_an_illegal_spec_of_the_family_is_rejected_with_a_fix(checkout: Path) ->
     assert "shared_memory" in done.stderr and "--stages" in done.stderr
 
 
-def test_it_is_not_generated_before_it_has_templates(checkout: Path) -> None:
+def test_family_without_templates_is_not_generated(checkout: Path) -> None:
     done = generate(checkout, "--arch", "sm_80", "--mma", MMA)
     assert done.returncode == 2
     assert "not implemented" in done.stderr
 
 
-def test_other_requests_do_not_change(checkout: Path) -> None:
+def test_new_family_does_not_change_other_requests(checkout: Path) -> None:
     words = ("--arch", "sm_80,sm_90a", "--dry-run")
     assert generate(checkout, *words).stdout == generate(ROOT, *words).stdout

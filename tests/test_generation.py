@@ -60,7 +60,7 @@ def test_an_epilogue_may_be_a_function_and_an_open_library_sees_the_kernel(tmp_p
         ({**SMALL, "stages": 2.5}, "'stages' is a float"),
     ],
 )
-def test_illegal_requests_are_refused_by_one_error(tmp_path: Path, fields: dict, words: str) -> None:
+def test_illegal_requests_give_one_error(tmp_path: Path, fields: dict, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         hgemm.generate(library=tmp_path, **fields)
     assert not [*tmp_path.iterdir()]
@@ -105,7 +105,7 @@ def test_kernels_are_checked_on_the_cpu(
         ({"kernels": "hgemm_sm75"}, "hgemm_sm75"),
     ],
 )
-def test_illegal_checks_are_refused(tmp_path: Path, options: dict, words: str) -> None:
+def test_illegal_checks_are_rejected(tmp_path: Path, options: dict, words: str) -> None:
     hgemm.generate(SMALL, library=tmp_path, jobs=1)
     with pytest.raises((RequestError, LibraryError), match=words):
         hgemm.verify(library=tmp_path, **options)
@@ -135,7 +135,7 @@ def test_the_generator_registers_an_entry_point() -> None:
     assert tomllib.loads(text)["project"]["entry-points"][plugin.GROUP] == {plugin.NAME: plugin.MODULE}
 
 
-def test_without_the_generator_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_generator_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name, name=name)
 
@@ -145,7 +145,7 @@ def test_without_the_generator_the_error_says_what_to_install(tmp_path: Path, mo
         plugin.load("hgemm.generate")
 
 
-def test_a_library_is_a_collection_of_kernels(tmp_path: Path) -> None:
+def test_library_is_a_collection(tmp_path: Path) -> None:
     hgemm.generate({**SMALL, "tile": ["32x32x16", "32x32x32"]}, library=tmp_path, jobs=1)
     library = hgemm.open(tmp_path)
     assert len(library) == 2 and [kernel.symbol for kernel in library] == [*library.symbols]

@@ -80,14 +80,14 @@ def scalar(source: str, **plan) -> Binary:
     return binary(source, **{"mma_per_k_tile": 0, "required": (), "forbidden": (), "smem_bytes": 0, **plan})
 
 
-def test_a_kernel_as_planned_has_no_violations_on_any_architecture():
+def test_planned_kernels_have_no_violations():
     for arch, found in zip(TENSOR_ARCHS, inspect_all([binary(arch=arch) for arch in TENSOR_ARCHS]), strict=True):
         assert (arch, found.violations) == (arch, ())
         assert found.sass["HMMA"] == found.sass["LDSM"] == found.sass["LDGSTS"] == 2
         assert found.code_bytes == 16 * sum(found.sass.values())
 
 
-def test_resources_are_the_binarys_with_the_launchs_shared_memory():
+def test_resources_come_from_the_binary_and_the_launch():
     found = inspect(scalar(STATIC_SMEM, threads=128, static_smem_bytes=1024, smem_bytes=30_000, param_bytes=16))
     assert found.violations == ()
     assert (found.resources.smem_bytes, found.resources.spill_bytes, found.resources.stack_bytes) == (31_024, 0, 0)
@@ -115,30 +115,30 @@ DIFFERENCES = (
 )
 
 
-def test_each_difference_from_the_plan_is_told_with_both_figures():
+def test_differences_from_the_plan_show_both_values():
     found = inspect_all([binary(**plan) for plan, _ in DIFFERENCES])
     for inspection, (_, line) in zip(found, DIFFERENCES, strict=True):
         assert line in inspection.violations
         assert all("\n" not in violation for violation in inspection.violations)
 
 
-def test_a_peeled_k_loop_is_as_planned_where_the_plan_allows_it():
+def test_peeled_k_loop_matches_a_plan_that_allows_it():
     assert inspect(binary(mma_per_k_tile=1, max_k_tiles_in_code=2)).violations == ()
 
 
-def test_registers_over_the_plan_are_told():
+def test_registers_over_the_plan_are_a_violation():
     registers = inspect(binary()).resources.registers
     found = inspect(binary(max_registers=registers - 1))
     assert found.violations == (f"registers {registers}, the plan allows {registers - 1}",)
 
 
-def test_a_launch_that_fits_no_sm_is_told():
+def test_launch_that_fits_no_sm_is_a_violation():
     found = inspect(scalar(DYNAMIC_SMEM, threads=64, smem_bytes=200_000, param_bytes=16))
     assert found.resources.ctas_per_sm == 0
     assert any(line.startswith("no CTA fits on an SM of sm_89: 64 threads of") for line in found.violations)
 
 
-def test_a_cubin_for_another_architecture_is_told():
+def test_cubin_for_another_architecture_is_a_violation():
     cubin, log = compile_probe(TENSOR, "sm_86")
     found = inspect(Binary(cubin, "probe", PLAN, log))
     assert found.violations == ("arch number 86, the plan says 89",)
@@ -150,7 +150,7 @@ SPILLED = {"threads": 1024, "static_smem_bytes": 1024, "param_bytes": 20}
 SPILL_ARCHS = ("sm_75", "sm_89", "sm_90a", "sm_120")
 
 
-def test_spills_are_told_with_their_bytes_and_allowed_when_asked():
+def test_spills_are_reported_in_bytes_and_allowed_on_request():
     spilling = [scalar(SPILLING, arch=arch, **SPILLED) for arch in SPILL_ARCHS]
     allowed = [scalar(SPILLING, arch=arch, allow_spills=True, **SPILLED) for arch in SPILL_ARCHS]
     inspected = inspect_all([*spilling, *allowed])
@@ -164,25 +164,25 @@ def test_spills_are_told_with_their_bytes_and_allowed_when_asked():
     assert [found.violations for found in inspected[len(spilling) :]] == [()] * len(SPILL_ARCHS)
 
 
-def test_without_ptxass_report_the_code_tells_the_same_spilled_bytes():
+def test_spilled_bytes_are_counted_without_a_ptxas_report():
     spilling = [scalar(SPILLING, arch=arch, **SPILLED) for arch in SPILL_ARCHS]
     found = inspect_all([*spilling, *(replace(planned, ptxas_log="") for planned in spilling)])
     assert found[: len(spilling)] == found[len(spilling) :]
 
 
-def test_an_array_in_local_memory_is_told_from_a_spill():
+def test_local_arrays_are_no_spills():
     found = inspect(scalar(LOCAL_ARRAY, threads=32, param_bytes=24))
     assert found.resources.spill_bytes == 0
     assert any("0 B spilled, 256 B of stack" in line and "indexed at run time" in line for line in found.violations)
 
 
-def test_device_variables_are_told_unless_planned():
+def test_unplanned_device_variables_are_a_violation():
     variables = {"threads": 32, "param_bytes": 12}
     assert inspect(scalar(VARIABLES, **variables)).violations == ("device variables 20 B, the plan allows 0 B",)
     assert inspect(scalar(VARIABLES, global_bytes=20, **variables)).violations == ()
 
 
-def test_a_log_of_another_build_is_told():
+def test_log_of_another_build_is_a_violation():
     _, foreign = compile_probe(SPILLING, "sm_89")
     found = inspect(replace(binary(), ptxas_log=foreign))
     registers, report = found.resources.registers, parse_ptxas_log(foreign)["probe"]
@@ -191,14 +191,14 @@ def test_a_log_of_another_build_is_told():
     assert loads in found.violations
 
 
-def test_what_ptxas_warns_of_is_a_violation():
+def test_ptxas_warnings_are_violations():
     planned = binary()
     line = "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
     found = inspect(replace(planned, ptxas_log=f"{planned.ptxas_log}\n{line}\n"))
     assert found.violations == (f"ptxas warns: {line}",)
 
 
-def test_a_cubin_that_cannot_be_read_is_an_error():
+def test_unreadable_cubin_is_an_error():
     with pytest.raises(HgemmError, match="build it again"):
         inspect(replace(binary(), cubin=b""))
 
@@ -216,7 +216,7 @@ CASES += [(SPILLING, arch) for arch in ("sm_75", "sm_89", "sm_90a", "sm_120")]
 
 
 @pytest.mark.parametrize(("source", "arch"), CASES)
-def test_facts_are_those_that_ptxas_reports(source, arch):
+def test_cubin_facts_match_the_ptxas_report(source, arch):
     cubin, log = compile_probe(source, arch)
     traits, report = read_cubin(cubin, "probe"), parse_ptxas_log(log)["probe"]
     assert traits.arch_number == ARCHS[arch].number
@@ -242,7 +242,7 @@ def test_parameters_threads_variables_and_constants(arch):
     assert traits.constant_bytes >= 32
 
 
-def test_the_older_place_of_the_sm_number_is_read_too():
+def test_sm_number_is_read_from_its_older_place():
     cubin = bytearray(compile_probe(STATIC_SMEM, "sm_89")[0])
     cubin[EI_ABIVERSION] = 7
     struct.pack_into("<I", cubin, E_FLAGS, 0x00590559)
@@ -250,7 +250,7 @@ def test_the_older_place_of_the_sm_number_is_read_too():
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])
-def test_code_and_symbols_are_those_that_pyelftools_finds(arch):
+def test_code_and_symbols_match_pyelftools(arch):
     elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools is not installed: pip install pyelftools")
     cubin = compile_probe(BRANCHING, arch)[0]
     elf = elffile.ELFFile(io.BytesIO(cubin))
@@ -260,19 +260,19 @@ def test_code_and_symbols_are_those_that_pyelftools_finds(arch):
     assert [f".text.{symbol}" for symbol in traits.symbols] == sorted(n for n in names if n.startswith(".text."))
 
 
-def test_a_missing_kernel_is_named_with_those_that_are_there():
+def test_missing_kernel_error_lists_the_kernels():
     with pytest.raises(HgemmError, match="no kernel nobody: it defines probe"):
         read_cubin(compile_probe(STATIC_SMEM, "sm_89")[0], "nobody")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not an elf file" * 20, bytes(64), bytes(100_000)])
-def test_what_is_no_cubin_is_an_error_of_one_line(content):
+def test_malformed_cubin_gives_a_one_line_error(content):
     with pytest.raises(HgemmError) as caught:
         read_cubin(content, "probe")
     assert "\n" not in str(caught.value)
 
 
-def test_every_truncation_is_an_error_of_one_line_or_loses_nothing():
+def test_truncated_cubins_give_errors_or_lose_nothing():
     cubin = compile_probe(STATIC_SMEM, "sm_120")[0]
     whole = read_cubin(cubin, "probe")
     for length in range(0, len(cubin), 7):
@@ -284,7 +284,7 @@ def test_every_truncation_is_an_error_of_one_line_or_loses_nothing():
 
 @settings(max_examples=400, deadline=None)
 @given(data=st.data(), arch=st.sampled_from(["sm_89", "sm_90", "sm_120"]))
-def test_altered_cubins_give_facts_or_an_error_of_one_line(data, arch):
+def test_altered_cubins_give_facts_or_a_one_line_error(data, arch):
     cubin = bytearray(compile_probe(STATIC_SMEM, arch)[0])
     (section_table,) = struct.unpack_from("<Q", cubin, E_SHOFF)
     anywhere = st.integers(0, len(cubin) - 4)
@@ -298,7 +298,7 @@ def test_altered_cubins_give_facts_or_an_error_of_one_line(data, arch):
         assert "\n" not in str(error)
 
 
-def test_tensor_probe_is_what_the_other_tests_take_it_for():
+def test_tensor_probe_has_the_expected_instructions():
     assert read_cubin(compile_probe(TENSOR, "sm_89")[0], "probe").param_bytes == 28
 
 
@@ -319,7 +319,7 @@ ptxas info    : Used 255 registers, used 0 barriers
 """
 
 
-def test_each_kernel_has_its_own_figures_with_the_functions_that_it_calls():
+def test_figures_of_a_kernel_include_the_functions_it_calls():
     assert parse_ptxas_log(LOG) == {
         "first": PtxasReport("first", "sm_89", 64, 776, 1256, 1292, 1024),
         "second": PtxasReport("second", "sm_90a", 255, 8, 4, 12, 0),
@@ -332,17 +332,17 @@ def test_a_log_without_a_report_has_no_kernels():
     assert parse_ptxas_log("probe.cu(3): warning #177-D: variable was declared but never referenced") == {}
 
 
-def test_a_report_that_breaks_off_has_zeros():
+def test_truncated_report_has_zeros():
     assert parse_ptxas_log(LOG[: LOG.index("ptxas         .")])["first"] == PtxasReport("first", "sm_89", 0, 0, 0, 0, 0)
 
 
-def test_warnings_are_kept_once_each_on_one_line():
+def test_each_warning_is_kept_once_on_one_line():
     warning = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
     assert ptxas_warnings(f"{LOG}{warning}\n\0{warning}\n") == (" ".join(warning.split()),)
     assert ptxas_warnings(LOG) == ()
 
 
-def test_warnings_of_the_front_end_are_not_ptxass():
+def test_front_end_warnings_are_not_ptxas_warnings():
     assert ptxas_warnings('probe.cu(3): warning #177-D: variable "x" was declared but never referenced\n') == ()
     message = "ptxas warning : Value of threads per SM for entry probe is out of range. .minnctapersm will be ignored"
     assert ptxas_warnings(message) == (message,)
@@ -371,19 +371,19 @@ def test_the_raw_image_lists_the_same_instructions_as_the_cubin(arch, nvdisasm, 
     assert [i.address_bytes for i in listing.instructions] == [16 * n for n in range(len(listing.instructions))]
 
 
-def test_a_batch_gives_what_each_kernel_gives_alone():
+def test_batch_inspection_equals_single_inspection():
     codes = [code_of(BRANCHING, "sm_89"), code_of(SPILLING, "sm_120"), code_of(TENSOR, "sm_89")]
     assert disassemble(codes) == [disassemble([code])[0] for code in codes]
 
 
-def test_jumps_stay_inside_their_kernel_wherever_it_stands_in_the_image():
+def test_jumps_stay_inside_their_kernel():
     codes = [code_of(BRANCHING, arch) for arch in ("sm_75", "sm_86", "sm_90a", "sm_100", "sm_120")]
     listings = disassemble(codes * 2)
     assert listings[: len(codes)] == listings[len(codes) :]
     assert all({"BRA", "CALL", "RET"} <= set(listing.counts()) for listing in listings)
 
 
-def test_predicates_opcodes_and_operands_are_told_apart(monkeypatch):
+def test_instructions_split_into_predicate_opcode_and_operands(monkeypatch):
     out = """\t.headerflags\t@"EF_CUDA_SM89"
         /*0000*/                   IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;
         /*0010*/              @!P0 BRA 0x30 ;
@@ -411,31 +411,31 @@ def test_the_width_of_a_load_is_in_its_opcode():
     assert (listing.bytes_moved("STL"), listing.bytes_moved("STS")) == (8, 0)
 
 
-def test_nothing_to_disassemble_starts_nothing(monkeypatch):
+def test_no_code_starts_no_disassembler(monkeypatch):
     monkeypatch.setattr(sass, "find_nvdisasm", lambda: pytest.fail("nvdisasm was asked for"))
     assert disassemble([]) == []
     assert disassemble([MachineCode("sm_89", b"")]) == [Listing(())]
 
 
-def test_what_is_no_instruction_is_named_by_kernel_and_address():
+def test_invalid_instruction_is_named_by_kernel_and_address():
     good = code_of(STATIC_SMEM, "sm_89")
     bad = MachineCode("sm_89", good.text[:32] + b"\xff" * 16 + good.text[48:])
     with pytest.raises(HgemmError, match=r"^code 1 of sm_89 has no instruction at 0x20: is it built for sm_89\?$"):
         disassemble([good, bad, good])
 
 
-def test_code_that_is_not_whole_instructions_is_refused():
+def test_partial_instructions_are_rejected():
     with pytest.raises(HgemmError, match="code 0 of sm_89 has 24 B, which is no multiple"):
         disassemble([MachineCode("sm_89", bytes(24))])
 
 
-def test_an_unknown_architecture_is_an_error_of_one_line():
+def test_unknown_architecture_gives_a_one_line_error():
     with pytest.raises(HgemmError) as caught:
         disassemble([MachineCode("sm_42", code_of(STATIC_SMEM, "sm_89").text)])
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_disassembler_says_what_to_install(monkeypatch, tmp_path):
+def test_missing_disassembler_error_names_the_package(monkeypatch, tmp_path):
     monkeypatch.setattr(sass.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(HgemmError, match="^nvdisasm is not installed: pip install nvidia-cuda-nvdisasm$"):
         find_nvdisasm([tmp_path])
@@ -443,6 +443,6 @@ def test_a_missing_disassembler_says_what_to_install(monkeypatch, tmp_path):
     assert find_nvdisasm([tmp_path / "absent", tmp_path]) == tmp_path / "nvdisasm"
 
 
-def test_a_disassembler_that_does_not_start_is_an_error_of_one_line(tmp_path):
+def test_broken_disassembler_gives_a_one_line_error(tmp_path):
     with pytest.raises(HgemmError, match="nvdisasm cannot be run"):
         disassemble([code_of(STATIC_SMEM, "sm_89")], nvdisasm=tmp_path / "absent")

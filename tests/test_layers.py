@@ -187,7 +187,7 @@ def test_the_run_time_package_runs_without_the_generator(tmp_path: Path) -> None
     assert report_of_importing(run_time, tmp_path) == {"acts": [], "loaded": [], "threads": 1}
 
 
-def test_the_watch_sees_what_it_watches_for(tmp_path: Path) -> None:
+def test_import_watch_detects_imports(tmp_path: Path) -> None:
     text = "import os\nos.environ.get('A')\nos.environ['PATH']\nopen(os.devnull)\nos.mkdir('made')\nos.rmdir('made')\n"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "acting.py").write_text(text)
@@ -244,7 +244,7 @@ def test_no_source_runs_text_unpickles_or_calls_a_shell() -> None:
     assert {name: [one.split()[1] for one in each] for name, each in found.items() if each} == allowed
 
 
-def test_the_check_finds_what_it_looks_for() -> None:
+def test_code_check_finds_forbidden_calls() -> None:
     lines = [
         "eval('1')",
         "exec('1')",

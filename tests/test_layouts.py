@@ -41,7 +41,7 @@ operands = st.builds(
 
 
 @pytest.mark.parametrize("smem", SWIZZLES, ids=str)
-def test_a_swizzle_is_one_to_one_within_its_period_and_keeps_pieces_of_16_bytes(smem: Smem) -> None:
+def test_swizzles_are_bijective_and_keep_16_byte_pieces(smem: Smem) -> None:
     tile = OperandTile(True, 16, 16, 8, 32, smem)
     swizzle = Swizzle(*smem.swizzle)
     placed = [swizzle(element) for element in range(tile.period)]
@@ -52,7 +52,7 @@ def test_a_swizzle_is_one_to_one_within_its_period_and_keeps_pieces_of_16_bytes(
     ]
 
 
-def test_what_is_refused_is_no_such_swizzle() -> None:
+def test_rejected_swizzles_are_invalid() -> None:
     """Of the small ones all; those beyond 2^13 elements are not served."""
     for bits, base, shift in itertools.product(range(1, 4), range(1, 5), range(1, 5)):
         mask, period = ((1 << bits) - 1) << base, 1 << (bits + base + shift)
@@ -64,7 +64,7 @@ def test_what_is_refused_is_no_such_swizzle() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(operands)
-def test_elements_of_a_stage_have_places_of_their_own(tile: OperandTile) -> None:
+def test_elements_of_a_stage_have_distinct_addresses(tile: OperandTile) -> None:
     places = [tile.offset(row, column) for row in range(tile.rows) for column in range(tile.columns)]
     assert len({*places}) == len(places) and min(places) >= 0 and max(places) < tile.stage_elements
     assert tile.stage_elements * tile.element_bytes % 128 == 0
@@ -72,7 +72,7 @@ def test_elements_of_a_stage_have_places_of_their_own(tile: OperandTile) -> None
 
 @settings(max_examples=80, deadline=None)
 @given(operands, st.data())
-def test_ldmatrix_s_rows_are_whole_and_aligned(tile: OperandTile, data: st.DataObject) -> None:
+def test_ldmatrix_rows_are_whole_and_aligned(tile: OperandTile, data: st.DataObject) -> None:
     row = data.draw(st.integers(0, tile.rows - 1))
     piece = 16 // tile.element_bytes
     column = data.draw(st.integers(0, tile.columns // piece - 1)) * piece
@@ -81,7 +81,7 @@ def test_ldmatrix_s_rows_are_whole_and_aligned(tile: OperandTile, data: st.DataO
     assert [tile.offset(row, column + e) for e in range(piece)] == [*range(first, first + piece)]
 
 
-def test_two_rows_with_one_padding_take_72_elements_of_32_each() -> None:
+def test_two_rows_of_32_elements_share_one_padding_of_8() -> None:
     """Both operands of a CTA tile of 256 x 256 x 32 then take 36 KiB."""
     tile = OperandTile(True, 256, 32, 8, 256, Smem("pad_alternate", (8,)))
     assert [tile.offset(row, 0) for row in range(5)] == [0, 32, 72, 104, 144]
@@ -90,7 +90,7 @@ def test_two_rows_with_one_padding_take_72_elements_of_32_each() -> None:
 
 
 @pytest.mark.parametrize("columns", range(16, 257, 16))
-def test_padding_after_every_second_row_is_for_rows_that_fill_half_the_banks(columns: int) -> None:
+def test_alternate_padding_needs_rows_of_half_the_banks(columns: int) -> None:
     """Pairs of rows then fill them; other rows meet the second one in the same banks, or the next pair."""
     tile = OperandTile(True, 64, columns, 8, 128, Smem("pad_alternate", (8,)))
     assert (read_conflicts(tile) == 0) == (columns % 64 == 32)
@@ -112,7 +112,7 @@ def extra_passes(accesses: list[int], elements: int, size: int) -> int:
 
 @settings(max_examples=30, deadline=None)
 @given(operands)
-def test_conflicts_are_those_of_an_independent_count(tile: OperandTile) -> None:
+def test_conflicts_match_an_independent_count(tile: OperandTile) -> None:
     size, piece = tile.element_bytes, 16 // tile.element_bytes
     if tile.k_major or size == 2:  # by ldmatrix, 8 rows at once
         matrices = itertools.product(range(0, tile.rows, 8), range(0, tile.columns, piece))
@@ -134,12 +134,12 @@ def test_conflicts_are_those_of_an_independent_count(tile: OperandTile) -> None:
     ("step_bytes", "width", "expected"),
     [(4, 4, 0), (128, 4, 31), (8, 4, 1), (0, 4, 0), (16, 16, 0), (32, 16, 4), (128, 16, 28)],
 )
-def test_conflicts_of_strides_are_the_textbook_s(step_bytes: int, width: int, expected: int) -> None:
+def test_conflicts_of_strides_match_the_textbook(step_bytes: int, width: int, expected: int) -> None:
     assert conflicts([lane * step_bytes for lane in range(32)], width) == expected
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=32), st.sampled_from([1, 2, 4, 8]))
-def test_conflicts_of_any_accesses_are_those_of_an_independent_count(starts: list[int], width: int) -> None:
+def test_conflicts_of_random_accesses_match_an_independent_count(starts: list[int], width: int) -> None:
     """Of halves at any place, also where an access begins within the width of another one."""
     assert conflicts([2 * start for start in starts], 2 * width) == extra_passes(starts, width, 2)
 
@@ -147,7 +147,7 @@ def test_conflicts_of_any_accesses_are_those_of_an_independent_count(starts: lis
 @pytest.mark.parametrize("element_bytes", [2, 4])
 @pytest.mark.parametrize("k_major", [True, False])
 @pytest.mark.parametrize("extent", range(16, 257, 16))
-def test_planned_placements_have_no_conflicts_in_reads(k_major: bool, extent: int, element_bytes: int) -> None:
+def test_planned_placements_have_no_read_conflicts(k_major: bool, extent: int, element_bytes: int) -> None:
     """For every extent, and none in copies either where copies are of 16 bytes."""
     chunk = 16 // element_bytes
     for depth in range(2 * chunk, 8 * chunk + 1, 2 * chunk):

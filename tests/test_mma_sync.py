@@ -48,7 +48,7 @@ def plan_of(**texts: str) -> Plan:
 # ---- What is planned ------------------------------------------------------------------------------------------------
 
 
-def test_turing_gets_its_published_tile_where_f16_accumulates() -> None:
+def test_turing_default_is_the_published_tile_for_f16_accumulators() -> None:
     spec = plan_of(arch="sm_75", acc="f16").spec
     fields = (
         str(spec.cta_tile),
@@ -62,7 +62,7 @@ def test_turing_gets_its_published_tile_where_f16_accumulates() -> None:
     assert fields == ("256x256x32", "128x64", "m16n8k8", "ldg_sts", 2, 1, 5)
 
 
-def test_stores_are_as_far_apart_as_hides_them_on_turing() -> None:
+def test_store_spacing_hides_stores_on_turing() -> None:
     """5 HMMA for 16 bytes, as published: 4 schedulers that store at 10 cycles each, beside HMMA at 8.06."""
     aligned = {align: plan_of(**SMALL, copy="ldg_sts", align=str(align)) for align in (8, 4, 2, 1)}
     assert {align: hiding_spacing(plan) for align, plan in aligned.items()} == {8: 5, 4: 3, 2: 3, 1: 3}
@@ -70,14 +70,14 @@ def test_stores_are_as_far_apart_as_hides_them_on_turing() -> None:
 
 
 @pytest.mark.parametrize("stages", ["1", "2"])
-def test_the_published_tile_with_rows_padded_by_turns_is_legal(stages: str) -> None:
+def test_published_tile_with_alternate_padding_is_legal(stages: str) -> None:
     (candidate,) = sweep([{**PUBLISHED, "stages": stages}]).candidates
     broken = {violation.rule for violation in candidate.broken}
     assert broken == (set() if stages == "1" else {"shared_memory"})  # 36 KiB a stage, of 64 an SM
     assert candidate.plan.stage_bytes == 36 * 1024 and candidate.plan.bank_conflicts == 0
 
 
-def test_scalar_copies_move_single_elements_whatever_the_alignment() -> None:
+def test_scalar_copies_ignore_the_alignment() -> None:
     vector, scalar = (plan_of(**SMALL, copy=copy) for copy in ("ldg_sts", "ldg_sts_scalar"))
     assert (vector.a.chunk, scalar.a.chunk, stores_per_k_tile(scalar)) == (8, 1, 8 * stores_per_k_tile(vector))
     assert vector.traits() == scalar.traits()
@@ -96,7 +96,7 @@ SPACINGS = (
 
 
 @pytest.mark.parametrize("texts", SPACINGS, ids=lambda texts: "-".join(texts.values()))
-def test_the_widest_spacing_is_the_widest_that_the_kernel_has_room_for(texts: dict[str, str]) -> None:
+def test_store_spacing_is_limited_by_the_kernel(texts: dict[str, str]) -> None:
     widest = widest_spacing(plan_of(**{**SMALL, **texts}))
     kernel = emit(plan_of(**{**SMALL, **texts, "store_spacing": str(widest)}), TEMPLATES)
     compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES))
@@ -106,7 +106,7 @@ def test_the_widest_spacing_is_the_widest_that_the_kernel_has_room_for(texts: di
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_90a", "sm_120"])
-def test_rows_that_begin_at_any_element_are_shifted(arch: str) -> None:
+def test_unaligned_rows_use_shifted_copies(arch: str) -> None:
     plan = plan_of(arch=arch, align_b="1")
     assert (plan.spec.copy, plan.spec.stages, plan.spec.store_spacing) == ("ldg_sts_unaligned", 2, 0)
     a_pieces, b_pieces = (tile.rows * tile.columns // 8 // plan.threads for tile in (plan.a, plan.b))
@@ -118,16 +118,16 @@ def test_rows_that_begin_at_any_element_are_shifted(arch: str) -> None:
     [{"stages": "3"}, {"tile": "208x80x48", "layout": "nt"}, {"dtype": "tf32"}, {"align": "2"}, {"copy": "cp_async"}],
     ids=lambda texts: "-".join(texts.values()),
 )
-def test_they_are_not_where_that_has_no_room_or_is_not_needed(texts: dict[str, str]) -> None:
+def test_cp_async_replaces_shifted_copies_without_room_or_need(texts: dict[str, str]) -> None:
     assert plan_of(**{"arch": "sm_90", "align": "1", **texts}).spec.copy == "cp_async"
 
 
-def test_nothing_is_shifted_that_is_aligned() -> None:
+def test_aligned_rows_are_not_shifted() -> None:
     (candidate,) = sweep([{**SMALL, "copy": "ldg_sts_unaligned"}]).candidates
     assert [(violation.rule, violation.fix) for violation in candidate.broken] == [("copy", "Try --copy ldg_sts.")]
 
 
-def test_without_prefetch_one_stage_is_planned_and_stores_follow_all_products() -> None:
+def test_without_prefetch_one_stage_is_planned() -> None:
     plan = plan_of(**SMALL, prefetch="off")
     assert (plan.spec.stages, plan.spec.fragment_stages, plan.spec.store_spacing) == (1, 1, 0)
     assert plan.spec.copy == "ldg_sts"
@@ -137,14 +137,14 @@ def test_without_prefetch_one_stage_is_planned_and_stores_follow_all_products() 
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_100"])
-def test_stores_stand_apart_in_the_machine_code_and_the_record_says_how_far(arch: str, settings: Settings) -> None:
+def test_machine_code_has_the_recorded_store_spacing(arch: str, settings: Settings) -> None:
     texts = {"arch": arch, "copy": "ldg_sts", "tile": "64x64x32", "warp_tile": "32x32", "store_spacing": "4"}
     (outcome,) = made(texts, settings)
     assert outcome.error == "" and 4 <= outcome.record.data["proof"]["mma_between_stores"] <= 6
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
-def test_without_prefetch_nothing_is_loaded_before_the_last_product(arch: str) -> None:
+def test_without_prefetch_loads_follow_the_last_product(arch: str) -> None:
     """Left to itself, ptxas loads the next k-tile before the products of this one."""
     plan = plan_of(arch=arch, copy="ldg_sts", tile="64x64x32", warp_tile="32x32", prefetch="off")
     kernel = emit(plan, TEMPLATES)
@@ -155,7 +155,7 @@ def test_without_prefetch_nothing_is_loaded_before_the_last_product(arch: str) -
     assert letters_of_loop == "T" * plan.mma_per_k_tile + "L" * stores_per_k_tile(plan) + "S" * stores_per_k_tile(plan)
 
 
-def test_stores_side_by_side_are_a_violation() -> None:
+def test_adjacent_stores_violate_the_spacing() -> None:
     kernel = emit(plan_of(**SMALL, store_spacing="0"), TEMPLATES)
     compiled = compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES))
     expected = replace(expectation_of(kernel.plan, False), store_spacing=3)
@@ -167,9 +167,7 @@ def test_stores_side_by_side_are_a_violation() -> None:
 
 
 @pytest.mark.parametrize("texts", [SMALL, {"arch": "sm_90", "tile": "64x64x32"}], ids=["sm_75", "sm_90"])
-def test_static_shared_memory_is_the_codes_and_the_launch_asks_for_none(
-    texts: dict[str, str], settings: Settings
-) -> None:
+def test_static_shared_memory_needs_none_at_launch(texts: dict[str, str], settings: Settings) -> None:
     plan = plan_of(**texts, smem_alloc="static")
     (outcome,) = made({**texts, "smem_alloc": "static"}, settings)
     data = outcome.record.data
@@ -264,7 +262,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: "-".join(texts.values()))
-def test_staged_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
+def test_register_copy_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     kernel = emit(plan_of(**texts), TEMPLATES)
     proved = prove(subject_of(kernel), host_toolchain)
     assert not [check.reason for check in proved.checks if not check.passed]
@@ -272,7 +270,7 @@ def test_staged_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolch
 
 
 @pytest.mark.parametrize("offset_bytes", [0, 6, 8, 14])
-def test_a_matrix_that_is_shifted_may_begin_anywhere(
+def test_shifted_matrices_may_begin_anywhere(
     offset_bytes: int, host_toolchain: HostToolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = Buffer.__init__
@@ -319,7 +317,7 @@ KINDS_WMMA = [
 
 
 @pytest.mark.parametrize("texts", [{}, {"layout": "nt", "acc": "f16"}], ids=lambda texts: " ".join(texts.values()))
-def test_on_sm_75_they_are_the_shorter_instructions_that_it_has(texts: dict[str, str]) -> None:
+def test_wmma_on_sm_75_uses_its_shorter_instructions(texts: dict[str, str]) -> None:
     """An ldmatrix.x2 for each 8 of k, and four products of m16n8k8: as many of these as of those on mma.m16n8k8."""
     ours, theirs = (listing_of(plan(arch="sm_75", stages="2", mma=mma, **texts)) for mma in ("wmma16", "m16n8k8"))
     assert [name for name in ours.opcode_counts() if name.startswith("LDSM")][0].endswith("88.2")
@@ -329,7 +327,7 @@ def test_on_sm_75_they_are_the_shorter_instructions_that_it_has(texts: dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("texts", KINDS_WMMA, ids=lambda texts: " ".join(texts.values()))
-def test_a_fragment_is_one_ldmatrix_and_a_product_two_instructions_side_by_side(texts: dict[str, str]) -> None:
+def test_wmma_uses_one_ldmatrix_and_two_instructions(texts: dict[str, str]) -> None:
     """So that what holds of the registers of mma.m16n8k16 holds of these: no other instruction moves or multiplies."""
     ours, theirs = (listing_of(plan(**texts, mma=mma)).opcode_counts() for mma in ("wmma16", "m16n8k16"))
     for mnemonic in ("HMMA", "LDSM", "MOVM", "SHFL"):
@@ -346,7 +344,7 @@ def test_a_fragment_is_one_ldmatrix_and_a_product_two_instructions_side_by_side(
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 @pytest.mark.parametrize("tile", ["128x128x32", "256x128x32", "64x64x64", "48x112x16", "128x64x48"])
-def test_planned_rows_have_one_pitch_and_fragments_no_conflicts(layout: str, tile: str) -> None:
+def test_wmma_rows_have_one_pitch_and_no_conflicts(layout: str, tile: str) -> None:
     request = {"arch": "sm_90", "mma": "wmma16", "layout": layout, "cta_tile": parse_field("cta_tile", tile)}
     planned = wmma_plan_of(resolve(request))
     assert not violations(planned)
@@ -360,20 +358,20 @@ def test_planned_rows_have_one_pitch_and_fragments_no_conflicts(layout: str, til
     "smem",
     [Smem("none"), *(Smem("pad", (pad,)) for pad in (8, 64)), Smem("xor", (2, 3, 3)), Smem("pad_alternate", (8,))],
 )
-def test_rows_of_one_pitch_are_those_whose_elements_lie_on_a_grid(smem: Smem) -> None:
+def test_rows_of_one_pitch_form_a_grid(smem: Smem) -> None:
     tile = OperandTile(True, 32, 32, 8, 128, smem)
     on_a_grid = all(tile.offset(row, k) == row * tile.offset(1, 0) + k for row in range(32) for k in range(32))
     assert smem.has_one_pitch == on_a_grid
 
 
-def test_a_fragment_begins_on_32_bytes() -> None:
+def test_wmma_fragments_are_aligned_to_32_bytes() -> None:
     for pad in range(0, 65, 8):
         tile = OperandTile(False, 32, 64, 8, 128, Smem("pad", (pad,)) if pad else Smem("none"))
         assert all(tile.offset(row, column) % 16 == 0 for row in (0, 16) for column in range(0, 64, 16))
 
 
 @pytest.mark.parametrize(("first", "deep"), [("sm_75", 8), ("sm_80", 16), ("sm_120", 16)])
-def test_a_product_takes_the_deepest_instructions_of_an_architecture(first: str, deep: int) -> None:
+def test_wmma_uses_the_deepest_instructions(first: str, deep: int) -> None:
     planned = plan(arch="sm_80").replace(arch=first)
     warp, k = planned.spec.warp_tile, planned.spec.cta_tile.k
     assert planned.mma_per_k_tile == warp.m // 16 * (warp.n // 16) * (k // 16) * {16: 2, 8: 4}[deep]
@@ -384,7 +382,7 @@ def test_a_product_takes_the_deepest_instructions_of_an_architecture(first: str,
 
 
 @pytest.mark.gpu
-def test_every_default_case_passes_on_this_gpu(tmp_path: Path) -> None:
+def test_default_cases_pass_on_the_gpu(tmp_path: Path) -> None:
     """If the accumulators were in other registers than the epilogue expects, all of D would be wrong."""
     from generator.device_check import open_kernel
     from generator.store.library import Library

@@ -29,7 +29,7 @@ def plan_of(**texts: str) -> Plan:
     return candidate.plan
 
 
-def test_another_layout_leads_to_a_tile_with_few_rows() -> None:
+def test_other_layouts_get_a_tile_with_few_rows() -> None:
     (violation,) = violations(plan_of(layout="nn", tile="16x64x128", stages="2"))
     assert (violation.change["copy"], violation.change["cta_tile"]) == ("cp_async", "16x64x64")
 
@@ -45,7 +45,7 @@ def test_warps_share_k_and_each_computes_the_whole_tile() -> None:
 
 @pytest.mark.parametrize("arch", SERVED)
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_what_is_planned_is_legal_and_has_an_estimate_on_every_architecture(arch: str, dtype: str) -> None:
+def test_plans_are_legal_and_estimated_on_every_architecture(arch: str, dtype: str) -> None:
     plan = plan_of(arch=arch, dtype=dtype)
     assert not violations(plan) and plan.spec.copy == "ldg"
     assert clocks_of(planned_record(plan)).k_tile > 0
@@ -65,14 +65,14 @@ ILLEGAL = (
 
 
 @pytest.mark.parametrize(("texts", "rule", "says"), ILLEGAL, ids=[row[1] for row in ILLEGAL])
-def test_what_is_illegal_is_told_with_a_fix_that_works(texts: dict[str, str], rule: str, says: str) -> None:
+def test_illegal_specs_get_a_working_fix(texts: dict[str, str], rule: str, says: str) -> None:
     plan = plan_of(**texts)
     found = {one.rule: one for one in violations(plan)}
     assert says in found[rule].message and found[rule].change
     assert rule not in broken_rules(apply(plan, found[rule].change))
 
 
-def test_fewer_columns_are_predicted_faster_where_there_are_few_tiles() -> None:
+def test_narrow_tiles_are_predicted_faster_if_tiles_are_few() -> None:
     card = usual_card(90)
 
     def time_us(tile: str, ctas: int) -> float:

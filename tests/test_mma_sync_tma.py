@@ -35,7 +35,7 @@ def plan_of(**texts: str) -> Plan:
 # ---- What is planned ------------------------------------------------------------------------------------------------
 
 
-def test_the_tile_that_was_measured_best_is_planned() -> None:
+def test_default_tile_is_the_fastest_measured() -> None:
     spec = plan_of().spec
     fields = (str(spec.cta_tile), str(spec.warp_tile), spec.stages, spec.fragment_stages, str(spec.schedule))
     assert fields == ("256x128x64", "64x64", 3, 2, "persistent") and family_of(spec).name == "mma_sync_tma"
@@ -46,13 +46,13 @@ def test_the_tile_that_was_measured_best_is_planned() -> None:
 @pytest.mark.parametrize("arch", SERVED)
 @pytest.mark.parametrize("acc", ["f32", "f16", "f16_promoted"])
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
-def test_what_is_planned_is_legal_on_every_architecture_that_has_tma(arch: str, acc: str, layout: str) -> None:
+def test_plans_are_legal_on_every_architecture_with_tma(arch: str, acc: str, layout: str) -> None:
     plan = plan_of(arch=arch, acc=acc, layout=layout)
     assert not violations(plan) and plan.spec.copy == "tma"
 
 
 @pytest.mark.parametrize("arch", SERVED)
-def test_selection_has_an_estimate_on_every_architecture(arch: str) -> None:
+def test_every_architecture_has_an_estimate(arch: str) -> None:
     record = planned_record(plan_of(arch=arch))
     assert clocks_of(record).k_tile > 0
 
@@ -69,11 +69,11 @@ def test_selection_has_an_estimate_on_every_architecture(arch: str) -> None:
     ],
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
 )
-def test_the_instruction_and_the_copy_decide_the_family(texts: dict[str, str], family: str) -> None:
+def test_instruction_and_copy_decide_the_family(texts: dict[str, str], family: str) -> None:
     assert requested_family({name: parse_field(name, text) for name, text in texts.items()}).name == family
 
 
-def test_a_producer_gives_its_registers_where_the_others_need_more_than_they_are_launched_with() -> None:
+def test_producer_donates_registers_if_consumers_need_them() -> None:
     plan = plan_of(tile="256x128x64")
     producer, consumer = plan.rebalanced
     assert plan.threads == 384 and plan.launch_registers == 168 and plan.rebalances_registers
@@ -82,13 +82,13 @@ def test_a_producer_gives_its_registers_where_the_others_need_more_than_they_are
     assert small.threads == 160 and not small.rebalances_registers and small.max_registers == 255
 
 
-def test_fewer_rows_of_d_are_staged_where_stages_leave_no_room() -> None:
+def test_d_is_staged_in_fewer_rows_if_stages_leave_no_room() -> None:
     three, four = (plan_of(tile="256x128x64", stages=stages) for stages in ("3", "4"))
     assert (three.epilogue_rows, four.epilogue_rows) == (16, 8) and four.smem_bytes <= four.max_smem_bytes
     assert "epilogue_rows = 8" in emit(four, TEMPLATES).source and "epilogue_rows = 16" in emit(three, TEMPLATES).source
 
 
-def test_boxes_of_an_operand_that_is_not_k_major_fit_the_warp_tile() -> None:
+def test_boxes_of_mn_major_operands_fit_the_warp_tile() -> None:
     plan = plan_of(layout="nt", tile="96x64x32", warp_tile="48x32")
     assert (plan.a.swizzle_bytes, plan.b.swizzle_bytes) == (32, 64)  # 48 columns are three boxes of 16
     assert [entry["box"] for entry in plan.launch()["tensor_maps"]] == [[16, 32, 1], [32, 32, 1]]
@@ -161,7 +161,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("texts", "rule", "message", "change"), BROKEN, ids=[row[1] for row in BROKEN])
-def test_a_rule_says_what_is_wrong_and_what_is_right(
+def test_broken_rule_states_the_problem_and_the_fix(
     texts: dict[str, str], rule: str, message: str, change: dict | None
 ) -> None:
     found = {violation.rule: violation for violation in violations(plan_of(**texts))}
@@ -170,7 +170,7 @@ def test_a_rule_says_what_is_wrong_and_what_is_right(
     assert "copy" not in found[rule].change or "copy cp_async" in found[rule].fix
 
 
-def test_stream_k_is_refused_with_a_schedule_that_takes_whole_tiles() -> None:
+def test_stream_k_is_rejected_with_a_fix() -> None:
     (violation,) = violations(plan_of(schedule="stream_k"))
     assert violation.rule == "schedule" and violation.change == {"schedule": "persistent"}
 
@@ -183,7 +183,7 @@ def test_every_rule_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_90a", "sm_120"])
-def test_tiles_come_by_tma_and_by_nothing_else_in_the_machine_code(arch: str, settings: Settings) -> None:
+def test_machine_code_loads_tiles_by_tma_only(arch: str, settings: Settings) -> None:
     (outcome,) = made({**SMALL, "arch": arch}, settings)
     data = outcome.record.data
     assert outcome.error == "" and data["sass"]["UTMALDG"] >= 2 and "LDGSTS" not in data["sass"]
@@ -202,7 +202,7 @@ LARGE = (
 
 
 @pytest.mark.parametrize("texts", LARGE, ids=lambda texts: texts["tile"])
-def test_registers_change_hands_in_the_machine_code_of_a_large_tile(texts: dict, settings: Settings) -> None:
+def test_machine_code_of_large_tiles_reallocates_registers(texts: dict, settings: Settings) -> None:
     (outcome,) = made({**BY_TMA, "arch": "sm_90a", **texts}, settings)
     data = outcome.record.data
     assert outcome.error == "" and data["sass"]["USETMAXREG"] == 2 and data["resources"]["registers"] == 168

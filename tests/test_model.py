@@ -58,13 +58,13 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("cta_tile", "warp_tile", "tensor", "memory", "bound"), PUBLISHED)
-def test_the_published_table_of_turing_comes_out_to_the_cycle(cta_tile, warp_tile, tensor, memory, bound) -> None:
+def test_model_reproduces_the_published_turing_table(cta_tile, warp_tile, tensor, memory, bound) -> None:
     spec = {**TURING, "cta_tile": cta_tile, "warp_tile": warp_tile}
     found = report(spec, ALONE, card_named("RTX 2070"))
     assert (found["tensor_cycles"], found["memory_cycles"], found["bound"]) == (tensor, memory, bound)
 
 
-def test_the_parts_of_that_table_are_those_of_its_equations() -> None:
+def test_terms_of_the_turing_table_match_its_equations() -> None:
     assert copy_cycles(256 * 32 * 2, 16, 15.95 + 10.0) == pytest.approx(256 * 32 * 2 / 512 * 25.95)
     assert fragment_cycles(4, 64, 64, 64, 2.11) == pytest.approx(4 * (8 + 8) * 4 * 2.11)
     assert intensity(256, 256) == 128 and intensity(128, 128) == 64 and intensity(128, 128, 4) == 32
@@ -76,7 +76,7 @@ counts = st.integers(1, 10**6)
 
 
 @given(counts, st.integers(1, 200), st.integers(1, 16))
-def test_waves_hold_all_ctas_and_none_too_many(ctas: int, sms: int, ctas_per_sm: int) -> None:
+def test_waves_hold_exactly_all_ctas(ctas: int, sms: int, ctas_per_sm: int) -> None:
     count, efficiency = waves(ctas, sms, ctas_per_sm)
     places = sms * ctas_per_sm
     assert (count - 1) * places < ctas <= count * places
@@ -89,7 +89,7 @@ tiles = st.sampled_from([32, 64, 96, 128, 256])
 
 
 @given(tiles, tiles, st.sampled_from([32, 64]), st.sampled_from([key for key in card_keys() if card(key).number >= 80]))
-def test_twice_the_k_takes_twice_the_cycles(m: int, n: int, k: int, key: str) -> None:
+def test_doubled_k_doubles_the_cycles(m: int, n: int, k: int, key: str) -> None:
     once, twice = (
         k_tile({**AMPERE, "cta_tile": f"{m}x{n}x{depth}", "warp_tile": "32x32"}, card(key)) for depth in (k, 2 * k)
     )
@@ -125,13 +125,13 @@ def figured(**figures: float) -> Card:
         ("dram_gbytes_per_s", 1.0, DRAM),
     ],
 )
-def test_what_alone_is_slow_is_the_bound(figure: str, value: float, bound: str) -> None:
+def test_slowest_term_is_the_bound(figure: str, value: float, bound: str) -> None:
     spec, slow = {**AMPERE, "cta_tile": "128x128x32", "warp_tile": "64x64"}, figured(**{figure: value})
     found = launch(spec, k_tile(spec, slow), slow, Size(4096, 4096, 4096), 1)
     assert found.bound == bound
 
 
-def test_a_shifted_piece_takes_two_loads_of_two_lines_and_one_store() -> None:
+def test_shifted_copies_cost_two_loads_and_one_store() -> None:
     spec = {
         **AMPERE,
         "cta_tile": "128x128x32",
@@ -145,7 +145,7 @@ def test_a_shifted_piece_takes_two_loads_of_two_lines_and_one_store() -> None:
     assert k_tile(spec, slow).copy == pytest.approx(pieces * (4 * 3.0 + 2.0) + pieces * (3.0 + 2.0))
 
 
-def test_the_busiest_sm_and_dram_give_the_least_time() -> None:
+def test_busiest_sm_and_dram_bound_the_time() -> None:
     spec = {**AMPERE, "cta_tile": "128x128x32", "warp_tile": "64x64", "schedule": "split_k:2"}
     hundred = figured(**{"cpi.hmma_m16n8k16_f32": 8.0})  # 128*128*32 / (16*8*16 * 4) * 8 = 512 cycles a k-tile
     found = launch(spec, k_tile(spec, hundred), hundred, Size(1280, 1280, 640, batch=2), ctas_per_sm=1)
@@ -160,7 +160,7 @@ def test_the_busiest_sm_and_dram_give_the_least_time() -> None:
     assert moved.least_us == pytest.approx(2 * (3000 * 3000 + 1000 * 2000) / 100e9 * 1e6)
 
 
-def test_multicast_spares_l2_and_nothing_else() -> None:
+def test_multicast_reduces_l2_traffic_only() -> None:
     hopper = card("h200")
     alone, paired = (k_tile({**HOPPER, "cluster": cluster}, hopper) for cluster in ("1x1", "2x1"))
     assert (alone.tensor, alone.copy, alone.fragments) == (paired.tensor, paired.copy, paired.fragments)
@@ -169,7 +169,7 @@ def test_multicast_spares_l2_and_nothing_else() -> None:
     assert shares == [(128 + 256) * 128, (128 + 256 / 2) * 128, (128 / 2 + 256) * 128]
 
 
-def test_a_width_of_wgmma_between_two_figures_lies_between_them() -> None:
+def test_wgmma_cycles_are_interpolated_between_widths() -> None:
     cycles = {
         n: k_tile({**HOPPER, "cta_tile": f"64x{n}x64", "mma": f"m64n{n}k16"}, card("h200")).tensor
         for n in (192, 208, 256)
@@ -191,7 +191,7 @@ DENSE_TFLOPS = {
 
 
 @pytest.mark.parametrize(("key", "shape"), DENSE_TFLOPS)
-def test_cycles_of_tensor_instructions_give_the_published_rate(key: str, shape: str) -> None:
+def test_tensor_instruction_cycles_match_the_published_rate(key: str, shape: str) -> None:
     k = int(shape.partition("_")[0].rpartition("k")[2])
     flop_per_clock = 2 * 16 * 8 * k * 4 / card(key)[f"cpi.hmma_{shape}"]
     tflops = flop_per_clock * card(key).sms * card(key)["sm_mhz"] / 1e6
@@ -199,12 +199,12 @@ def test_cycles_of_tensor_instructions_give_the_published_rate(key: str, shape: 
 
 
 @pytest.mark.parametrize("key", ["h100", "h200"])
-def test_wgmma_is_at_the_published_rate_an_sm_and_clock(key: str) -> None:
+def test_wgmma_cycles_match_the_published_rate(key: str) -> None:
     published = 989.4e12 / 132 / 1830e6
     assert 2 * 64 * 256 * 16 / card(key)["cpi.hgmma_m64n256k16_f32"] == pytest.approx(published, rel=0.01)
 
 
-def test_every_figure_has_a_source_and_is_measured_only_by_date_and_device() -> None:
+def test_every_figure_has_a_source() -> None:
     assert {*USUAL.values()} <= {*card_keys()}
     for key in card_keys():
         for name, figure in card(key).figures.items():
@@ -220,7 +220,7 @@ def test_every_figure_has_a_source_and_is_measured_only_by_date_and_device() -> 
         ("a100", "unmeasured"),
     ],
 )
-def test_figures_of_another_card_are_said_to_be_its(key: str, message: str) -> None:
+def test_figures_taken_from_another_card_name_it(key: str, message: str) -> None:
     assert card(key).describe_sources(["cpi.lds128"]) == message
     assert card(key).describe_sources(["cpi.lds128", "power_w"]) == message + "; in part unmeasured" * (
         message != "unmeasured"
@@ -243,7 +243,7 @@ def test_figures_of_another_card_are_said_to_be_its(key: str, message: str) -> N
         (lambda table: table.update(more=1), "more is not a field"),
     ],
 )
-def test_a_table_that_is_not_as_it_should_be_is_refused(damage, message: str) -> None:
+def test_malformed_card_tables_are_rejected(damage, message: str) -> None:
     table = json.loads((FOLDER / "a100.json").read_text())
     parse_card("a100", copy.deepcopy(table))
     damage(table)
@@ -251,7 +251,7 @@ def test_a_table_that_is_not_as_it_should_be_is_refused(damage, message: str) ->
         parse_card("a100", table)
 
 
-def test_a_measured_report_becomes_figures_of_its_card_and_leaves_the_others() -> None:
+def test_measured_report_updates_its_card_only() -> None:
     from test_benchmarks import timed_report
 
     from benchmarks.cpi import merged, table_text
@@ -279,17 +279,17 @@ def test_a_measured_report_becomes_figures_of_its_card_and_leaves_the_others() -
         *(("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100 80GB PCIe", "a100"), ("NVIDIA H100 PCIe", "h100")),
     ],
 )
-def test_cards_are_known_by_the_names_that_people_and_drivers_use(name: str, key: str) -> None:
+def test_cards_have_common_and_driver_names(name: str, key: str) -> None:
     assert card_named(name).key == key
 
 
 @pytest.mark.parametrize("name", ["B200", "RTX 4080", "H20"])
-def test_another_card_is_never_proposed(name: str) -> None:
+def test_suggestions_never_name_another_card(name: str) -> None:
     with pytest.raises(RequestError, match="has no table of figures: known are a10, a100"):
         card_named(name)
 
 
-def test_a_card_must_exist_and_run_the_kernels() -> None:
+def test_card_must_exist_and_run_the_kernels() -> None:
     with pytest.raises(RequestError, match="did you mean rtx4090.*known are a10, a100"):
         card_named("RTX 4900")
     with pytest.raises(RequestError, match="sm_89 do not run on NVIDIA A100-SXM4-80GB"):
@@ -310,7 +310,7 @@ def test_a_card_must_exist_and_run_the_kernels() -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"acc": "f16"}, {"dtype_a": "bf16", "dtype_b": "bf16", "dtype_d": "bf16"}, {"align": "1"}]
 )
-def test_every_planned_kernel_of_a_usual_card_is_judged(number: int, changes: dict[str, str]) -> None:
+def test_every_planned_kernel_has_a_model_on_its_usual_card(number: int, changes: dict[str, str]) -> None:
     for plan in sweep([{"arch": str(number), "layout": "tn,nn", **changes}]).plans:
         found = model_of(plan, Question(size=Size(1000, 3000, 500)))
         assert found["card"] == usual_card(number).name
@@ -321,16 +321,14 @@ def test_every_planned_kernel_of_a_usual_card_is_judged(number: int, changes: di
 @pytest.mark.parametrize(
     "texts", [{}, {"tile": "256x128x64"}, {"tile": "16x64x128"}, {"acc": "f16", "cluster": "1x2"}], ids=str
 )
-def test_kernels_of_wgmma_are_judged_too(texts: dict[str, str]) -> None:
+def test_wgmma_kernels_have_a_model(texts: dict[str, str]) -> None:
     (plan,) = sweep([{"arch": "90a", **texts}]).plans
     found = model_of(plan, Question())
     assert found["card"] == "NVIDIA H200" and found["problem"] is None and found["tensor_cycles"] > 0
 
 
 @pytest.mark.parametrize(("cta_tile", "warp_tile", "tensor", "memory", "bound"), PUBLISHED)
-def test_explain_prints_the_published_table_of_what_turing_has_registers_for(
-    capsys, cta_tile, warp_tile, tensor, memory, bound
-) -> None:
+def test_explain_prints_the_published_turing_table(capsys, cta_tile, warp_tile, tensor, memory, bound) -> None:
     """Without loads ahead, for which warp tiles of 128x64 leave no registers in the smaller CTA tiles."""
     asked = ("--arch", "sm_75", "--tile", cta_tile, "--warp-tile", warp_tile, "--acc", "f16", "--prefetch", "off")
     status, out, _ = hgemm(capsys, "explain", *asked, "--smem", "pad_alternate:8", "--store", "direct", "--json")
@@ -343,7 +341,7 @@ def test_explain_prints_the_published_table_of_what_turing_has_registers_for(
     assert (model["tensor_cycles"], model["memory_cycles"], model["bound"]) == (tensor, memory, bound)
 
 
-def test_explain_tells_cycles_bound_and_how_a_problem_fills_the_card(capsys) -> None:
+def test_explain_prints_cycles_bound_and_waves(capsys) -> None:
     arguments = ["explain", "--arch", "sm_89", "--tile", "128x128x32", "--device", "RTX 4090", "--m", "4096"]
     status, out, _ = hgemm(capsys, *arguments)
     for line in (
@@ -375,12 +373,12 @@ def test_explain_tells_cycles_bound_and_how_a_problem_fills_the_card(capsys) -> 
         (["--arch", "89", "--m", "64", "--batch", "4" + "0" * 20], "is not in the range 1<=x<=2147482624"),
     ],
 )
-def test_explain_refuses_what_the_model_cannot_answer(capsys, arguments: list[str], message: str) -> None:
+def test_explain_rejects_requests_outside_the_model(capsys, arguments: list[str], message: str) -> None:
     status, out, err = hgemm(capsys, "explain", *arguments)
     assert status == 2 and not out and message in err
 
 
-def test_explain_says_why_there_is_no_model(capsys) -> None:
+def test_explain_gives_the_reason_without_a_model(capsys) -> None:
     status, out, _ = hgemm(capsys, "explain", "--arch", "100")
     assert (
         status == 0
@@ -427,7 +425,7 @@ def time_us(spec: dict, size: Size, powered: bool = True) -> float:
 
 
 @given(st.sampled_from(SPECS), extents, extents, extents, st.integers(1, 3))
-def test_a_prediction_is_no_less_than_any_of_its_terms_and_little_more_than_all(spec, m, n, k, batch) -> None:
+def test_prediction_lies_between_its_largest_term_and_their_sum(spec, m, n, k, batch) -> None:
     found = predict(spec, spec["ctas_per_sm"], problem_of(spec, m, n, k, batch), H200, fit_of(spec).constants)
     longer = found.start_us + max(found.sm_us, found.memory_us)
     assert longer <= found.time_us * (1 + 1e-12) and found.time_us <= found.start_us + found.sm_us + found.memory_us
@@ -435,7 +433,7 @@ def test_a_prediction_is_no_less_than_any_of_its_terms_and_little_more_than_all(
 
 
 @given(st.sampled_from(SPECS), extents, extents, extents)
-def test_more_to_do_takes_no_less_at_one_clock(spec, m, n, k) -> None:
+def test_more_work_is_never_predicted_faster(spec, m, n, k) -> None:
     base = time_us(spec, Size(m, n, k), powered=False)
     for more in (
         Size(2 * m, n, k),
@@ -447,7 +445,7 @@ def test_more_to_do_takes_no_less_at_one_clock(spec, m, n, k) -> None:
         assert time_us(spec, more, powered=False) >= base * (1 - 1e-12)
 
 
-def test_power_takes_clock_from_what_multiplies_most() -> None:
+def test_power_limit_lowers_the_clock_of_dense_products() -> None:
     """4096^3 keeps an H200 at its power limit, one row does not. Source: benchmarks/data/dispatched_h200.json."""
     large, row = (predict(TMA, 1, Size(m, 4096, 4096), H200, fit_of(TMA).constants) for m in (4096, 1))
     assert large.clock_mhz < 1500 and row.clock_mhz == H200["sm_mhz"]
@@ -456,7 +454,7 @@ def test_power_takes_clock_from_what_multiplies_most() -> None:
     )
 
 
-def test_rows_that_begin_off_sectors_of_l2_count_for_each_operand() -> None:
+def test_rows_off_l2_sectors_cost_time_for_each_operand() -> None:
     assert [
         problem_of({**TMA, "layout": layout}, 4104, 4112, 4096).straddling for layout in ("tn", "nn", "nt", "tt")
     ] == [*(0.0, 0.5, 0.5, 0.0)]
@@ -464,7 +462,7 @@ def test_rows_that_begin_off_sectors_of_l2_count_for_each_operand() -> None:
     assert time_us(TMA, problem_of(TMA, 4096, 4096, 4104)) > 1.1 * time_us(TMA, problem_of(TMA, 4096, 4096, 4096))
 
 
-def test_clusters_of_four_leave_sms_of_an_h200_over() -> None:
+def test_clusters_of_four_leave_idle_sms_on_an_h200() -> None:
     assert [H200.sms_in_clusters(ctas) for ctas in (1, 2, 4, 6, 8)] == [132, 132, 120, 102, 120]
     assert H200.with_sms(100).sms_in_clusters(4) == 100 and card("h100").sms_in_clusters(4) == 132
     in_one, in_two = Size(128, 64 * 30, 65536), Size(128, 64 * 31, 65536)
@@ -472,7 +470,7 @@ def test_clusters_of_four_leave_sms_of_an_h200_over() -> None:
     assert time_us(split, in_two, powered=False) > 1.25 * time_us(split, in_one, powered=False)
 
 
-def test_arrays_are_predicted_as_their_elements_are() -> None:
+def test_array_predictions_equal_scalar_predictions() -> None:
     data = cost_model.Data.read(cost_model.DRAWN, H200)
     together = data.predicted_us(fits()["wgmma"].constants, H200)
     for at, place in ((0, 0), (7, 31), (47, 94)):
@@ -483,7 +481,7 @@ def test_arrays_are_predicted_as_their_elements_are() -> None:
 
 
 @pytest.mark.parametrize("number", sorted(USUAL))
-def test_every_shipped_kernel_is_predicted_on_the_card_of_its_architecture(number: int) -> None:
+def test_every_shipped_kernel_has_a_prediction(number: int) -> None:
     """Those without measurements too, by the public tables alone."""
     its, found = usual_card(number), []
     for record in catalog_records():
@@ -509,7 +507,7 @@ def test_every_shipped_kernel_is_predicted_on_the_card_of_its_architecture(numbe
     ],
     ids=["family", "constant", "unknown", "text", "date", "schema"],
 )
-def test_a_file_of_constants_that_is_not_as_it_should_be_is_refused(damage, message: str) -> None:
+def test_malformed_constants_are_rejected(damage, message: str) -> None:
     document = json.loads(PATH.read_text())
     assert parse_fits(copy.deepcopy(document)) == fits()
     damage(document)
@@ -518,7 +516,7 @@ def test_a_file_of_constants_that_is_not_as_it_should_be_is_refused(damage, mess
 
 
 @pytest.mark.parametrize("family", list(cost_model.SETS))
-def test_the_figures_that_are_kept_are_those_of_the_constants_and_the_measurements(family: str) -> None:
+def test_stored_errors_match_constants_and_measurements(family: str) -> None:
     kept = json.loads((cost_model.FOLDER / "model_h200.json").read_text())[family]
     sets = [cost_model.Data.read(name, H200) for name in cost_model.SETS[family]]
     constants = fits()[family].constants
@@ -533,7 +531,7 @@ def test_the_figures_that_are_kept_are_those_of_the_constants_and_the_measuremen
     )
 
 
-def test_constants_come_back_out_of_times_that_they_made() -> None:
+def test_fit_recovers_known_constants() -> None:
     """The fit finds what made the data, from where it usually begins; a problem that is held out is judged without it."""
     pytest.importorskip("scipy")
     data = cost_model.Data.read(cost_model.DRAWN_SYNC, H200)
@@ -545,7 +543,7 @@ def test_constants_come_back_out_of_times_that_they_made() -> None:
     assert found.start_us == pytest.approx(2.0, rel=0.1)
 
 
-def test_held_out_problems_have_no_part_in_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_ignores_held_out_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     data = cost_model.Data.read(cost_model.DRAWN_SYNC, H200)
     seen: list[np.ndarray] = []
     constants = fits()["mma_sync"].constants

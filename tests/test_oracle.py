@@ -117,7 +117,7 @@ def faults(found: Inspection | str) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else found.violations
 
 
-def test_the_corners_are_on_every_architecture() -> None:
+def test_corner_cases_cover_every_architecture() -> None:
     assert {plan(text).spec.arch for text in CORNERS} == {*ARCHS}
 
 
@@ -129,7 +129,7 @@ ACCEPTED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", ACCEPTED)
-def test_what_is_accepted_is_sound(sample: str) -> None:
+def test_accepted_specs_compile_as_planned(sample: str) -> None:
     plans = ACCEPTED[sample]()
     for plan, made in zip(plans, build(plans)):
         assert faults(made) == (), symbol_of(plan.spec)
@@ -138,14 +138,14 @@ def test_what_is_accepted_is_sound(sample: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_rejected_for_its_registers_spills() -> None:
+def test_specs_rejected_for_registers_spill() -> None:
     """At least half of it does: the estimate keeps a margin."""
     spill = ["registers spill" in "; ".join(faults(made)) for made in build(drawn(True, REJECTED))]
     assert sum(spill) >= (1 - MAX_WRONGLY_REJECTED) * REJECTED
 
 
 @pytest.mark.parametrize("family", ["", "_wgmma"])
-def test_the_large_sample_keeps_its_promise(family: str) -> None:
+def test_large_sample_meets_the_error_limits(family: str) -> None:
     table = json.loads((ROOT / "benchmarks" / "data" / f"confusion{family}.json").read_text())
     accepted = [table[sample]["accepted"] for sample in ("even", "near")]
     spill, fine = (sum(counts[outcome] for counts in accepted) for outcome in ("spill", "fine"))
@@ -170,14 +170,14 @@ SOUND = plan_of(resolve({"arch": "sm_80", "cta_tile": parse_field("cta_tile", "6
     ],
     ids=str,
 )
-def test_what_the_rules_of_tiles_and_pads_reject_does_not_compile(change: dict[str, str]) -> None:
+def test_specs_rejected_for_tiles_and_pads_do_not_compile(change: dict[str, str]) -> None:
     rejected = SOUND.replace(**{name: parse_field(name, text) for name, text in change.items()})
     assert violations(rejected)
     (found,) = build([rejected])
     assert isinstance(found, str) and "does not compile" in found
 
 
-def test_a_rejected_depth_would_be_multiplied_in_part() -> None:
+def test_rejected_depths_would_drop_part_of_k() -> None:
     rejected = SOUND.replace(cta_tile=parse_field("cta_tile", "64x64x24"))
     assert {violation.rule for violation in violations(rejected)} == {"cta_tile"}
     atoms, warp = rejected.mma_per_k_tile, rejected.spec.warp_tile
@@ -185,7 +185,7 @@ def test_a_rejected_depth_would_be_multiplied_in_part() -> None:
 
 
 @pytest.mark.parametrize("change", [{"stages": 64}, {"ctas_per_sm": 32}, {"stages": 8, "ctas_per_sm": 4}], ids=str)
-def test_what_shared_memory_or_residency_rejects_is_not_resident(change: dict[str, int]) -> None:
+def test_specs_rejected_for_shared_memory_are_not_resident(change: dict[str, int]) -> None:
     rejected = SOUND.replace(**change)
     assert {violation.rule for violation in violations(rejected)} & {"shared_memory", "residency"}
     held = occupancy(ARCHS["sm_80"].limits, rejected.threads, 32, rejected.smem_bytes)
@@ -199,14 +199,14 @@ def test_too_many_threads_do_not_launch() -> None:
 
 
 @pytest.mark.parametrize("text", ["xor:1,1,3", "xor:2,2,3", "xor:3,0,3"])
-def test_a_rejected_swizzle_tears_pieces_apart(text: str) -> None:
+def test_rejected_swizzles_split_16_byte_pieces(text: str) -> None:
     rejected = SOUND.replace(smem_a=parse_field("smem_a", text))
     assert {violation.rule for violation in violations(rejected)} == {"swizzle"}
     pieces = [[rejected.a.offset(row, column + e) for e in range(8)] for row in range(64) for column in range(0, 32, 8)]
     assert any(piece != [*range(piece[0] // 8 * 8, piece[0] // 8 * 8 + 8)] for piece in pieces)
 
 
-def test_a_rejected_alignment_would_store_32_bytes_at_once() -> None:
+def test_rejected_alignments_would_store_32_bytes_at_once() -> None:
     rejected = SOUND.replace(dtype_d="f32", align_d=8)
     assert {violation.rule for violation in violations(rejected)} == {"alignment_of_d"}
     assert rejected.spec.align_d * 4 > 16  # the widest store
@@ -226,12 +226,12 @@ def test_an_architecture_without_cp_async_does_not_compile() -> None:
     assert faults(found)
 
 
-def test_every_served_architecture_has_a_compiler() -> None:
+def test_every_supported_architecture_has_a_compiler() -> None:
     served = {name.removesuffix("a") for name in ARCHS}
     assert served <= supported_archs()
 
 
-def test_a_spec_may_ask_for_bank_conflicts_and_is_told() -> None:
+def test_bank_conflicts_are_allowed_and_reported() -> None:
     """`none` is legal, and the planner takes it only where it costs nothing or saves registers."""
     asked = SOUND.replace(smem_a=parse_field("smem_a", "none"))
     assert not violations(asked) and read_conflicts(asked.a) > 0 == read_conflicts(SOUND.a)

@@ -58,7 +58,7 @@ def test_llama_has_grouped_keys_a_gated_mlp_and_no_bias(tmp_path: Path) -> None:
     }
 
 
-def test_attention_has_the_config_s_head_width(tmp_path: Path) -> None:
+def test_attention_uses_the_head_width_of_the_config(tmp_path: Path) -> None:
     found = facts(written(tmp_path, model_type="mistral", head_dim=32, **GROUPED))
     assert found["q_proj"][:2] == (128, 64) and found["k_proj"][:2] == (64, 64) and found["o_proj"][:2] == (64, 128)
 
@@ -85,7 +85,7 @@ def test_each_model_has_its_biases(fields: dict, biased: set[str], tmp_path: Pat
 
 
 @pytest.mark.parametrize("name, width", [("qwen3", 128), ("gemma", 256), ("gemma2", 256), ("gemma3_text", 256)])
-def test_models_with_a_head_width_of_their_own_default_to_it(name: str, width: int, tmp_path: Path) -> None:
+def test_models_have_their_own_default_head_width(name: str, width: int, tmp_path: Path) -> None:
     assert facts(written(tmp_path, model_type=name, **GROUPED))["q_proj"][0] == 4 * width
 
 
@@ -141,7 +141,7 @@ def test_tiles_of_the_catalog_are_candidates_with_any_bias_and_activation() -> N
 
 
 @pytest.mark.parametrize("field", ["torch_dtype", "dtype"])
-def test_the_type_is_the_config_s(field: str, tmp_path: Path) -> None:
+def test_type_comes_from_the_config(field: str, tmp_path: Path) -> None:
     model = read_model(written(tmp_path, model_type="llama", **{field: "bfloat16"}, **BLOCK))
     assert dtypes_of(model) == ["bf16"] and dtypes_of(model, "fp16,tf32") == ["f16", "tf32"]
     assert dtypes_of(replace(model, dtype="")) == ["f16"]
@@ -152,7 +152,7 @@ def test_the_type_is_the_config_s(field: str, tmp_path: Path) -> None:
 # ---- What is refused ----
 
 
-def test_an_unknown_model_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+def test_unknown_model_error_lists_known_models(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="did you mean llama.*--nk") as caught:
         read_model(written(tmp_path, model_type="lama", **BLOCK))
     assert all(name in str(caught.value) for name in MODELS)
@@ -175,20 +175,20 @@ def test_an_unknown_model_is_refused_with_the_known_ones(tmp_path: Path) -> None
         ({**BLOCK, "model_type": "gemma3", "text_config": 1}, "text_config is 1"),
     ],
 )
-def test_a_malformed_config_is_refused_in_one_line(fields: dict, message: str, tmp_path: Path) -> None:
+def test_malformed_config_gives_a_one_line_error(fields: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         read_model(written(tmp_path, **{"model_type": "llama", **fields}))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"model_type": "llama", ' * 3, "[" * 100_000])
-def test_a_file_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
+def test_files_that_are_no_config_are_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(RequestError):
         read_model(tmp_path)
 
 
-def test_a_missing_or_huge_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_huge_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot be read"):
         read_model(tmp_path / "none")
     (tmp_path / "config.json").write_bytes(b" " * (2**20 + 1))
@@ -255,7 +255,7 @@ def test_the_linear_layers_of_a_module_are_found() -> None:
     ]
 
 
-def test_a_module_without_linear_layers_is_refused() -> None:
+def test_a_module_without_linear_layers_is_rejected() -> None:
     with pytest.raises(RequestError, match="no torch.nn.Linear"):
         model_of_module(Module(words=Embedding()))
 
@@ -274,7 +274,7 @@ def chooser() -> PackChooser:
 
 
 @pytest.mark.parametrize("loss", [0.02, 0.1])
-def test_a_pack_is_within_its_loss_everywhere(loss: float, chooser: PackChooser) -> None:
+def test_pack_stays_within_its_loss(loss: float, chooser: PackChooser) -> None:
     choice = chooser.choose(loss)
     symbols = {symbol_of(plan.spec) for plan in choice.plans}
     places = [at for at, one in enumerate(chooser.candidates) if one.symbol in symbols]
@@ -301,7 +301,7 @@ def test_every_row_of_a_layer_has_one_kernel_of_the_pack(chooser: PackChooser) -
         assert {one.symbol for one in ranges} <= symbols
 
 
-def test_a_library_selects_what_the_pack_says(chooser: PackChooser) -> None:
+def test_library_selects_the_kernels_of_the_pack(chooser: PackChooser) -> None:
     choice = chooser.choose()
     table = DispatchTable.of([planned_record(plan) for plan in choice.plans])
     selector = Selector(table, Target.typical("sm_90"))
@@ -341,19 +341,19 @@ def test_silu_takes_time_that_other_tiles_of_the_sm_hide_in_part() -> None:
     assert clocks_of({**record, "spec": {**record["spec"], "activation": "silu"}}) == clocks_of(record)
 
 
-def test_kernels_run_on_wgmma_where_the_alignment_allows_it() -> None:
+def test_kernels_use_wgmma_if_the_alignment_allows_it() -> None:
     plans = PackChooser([Layer("a", 512, 512)], "f16", "sm_90a", (1, 256)).choose().plans
     assert {plan.spec.arch for plan in plans} == {"sm_90a"}
     odd = PackChooser([Layer("a", 511, 511)], "f16", "sm_90a", (1, 256)).choose().plans
     assert {plan.spec.arch for plan in odd} == {"sm_90"} and all(plan.spec.align_a == 1 for plan in odd)
 
 
-def test_a_type_that_the_architecture_lacks_is_refused() -> None:
+def test_a_type_that_the_architecture_lacks_is_rejected() -> None:
     with pytest.raises(RequestError, match="sm_75 multiplies f16 only"):
         PackChooser([Layer("a", 64, 64)], "bf16", "sm_75")
 
 
-def test_the_cover_is_small_and_leaves_nothing_out() -> None:
+def test_cover_is_small_and_complete() -> None:
     losses = np.array([[0.0, 0.2, 0.04], [0.3, 0.0, 0.04], [0.3, 0.0, 0.01]])
     assert smallest_cover(losses, 0.05) == [2]
     assert sorted(smallest_cover(losses, 0.0)) == [0, 1]
@@ -443,7 +443,9 @@ def test_a_pack_can_be_exported(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         ),
     ],
 )
-def test_a_wrong_request_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_illegal_request_gives_a_one_line_error(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, out, err = hgemm(capsys, "pack", *words)
     lines = [line for line in err.splitlines() if "error" in line]
     assert status == 2 and out == "" and len(lines) == 1 and message in lines[0]

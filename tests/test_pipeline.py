@@ -71,7 +71,7 @@ def plan_of(**texts: str):
 # ---- What is built --------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_is_built_and_then_found(settings: Settings) -> None:
+def test_second_build_finds_the_first_kernel(settings: Settings) -> None:
     (first,) = made(SMALL, settings)
     (second,) = made(SMALL, settings)
     assert (first.status, second.status, first.error) == ("built", "cached", "")
@@ -81,7 +81,7 @@ def test_a_kernel_is_built_and_then_found(settings: Settings) -> None:
     assert kernel.artefacts["kernel.cubin"][:4] == b"\x7fELF" and b".target sm_80" in kernel.artefacts["kernel.ptx"]
 
 
-def test_a_record_says_what_was_planned_made_and_found(small_library: Library) -> None:
+def test_record_contains_plan_build_and_inspection(small_library: Library) -> None:
     for record in small_library.records():
         data = record.data
         assert Record.parse(record.dump()).data == data
@@ -99,7 +99,7 @@ def test_a_record_says_what_was_planned_made_and_found(small_library: Library) -
 STAGES = (texts_of, sweep, resolve, planner.plan_of, emit, compile_kernel, inspect_all, Library.publish)
 
 
-def test_a_kernel_enters_each_stage_once(tmp_path: Path) -> None:
+def test_each_stage_runs_once_a_kernel(tmp_path: Path) -> None:
     codes, entered = {unwrap(stage).__code__: stage.__name__ for stage in STAGES}, Counter[str]()
 
     def count(frame, event: str, argument: object) -> None:
@@ -115,7 +115,7 @@ def test_a_kernel_enters_each_stage_once(tmp_path: Path) -> None:
     assert result.returncode == 0 and entered == dict.fromkeys(codes.values(), 1)
 
 
-def test_a_worker_receives_the_emitted_kernel_and_nothing_large(settings: Settings, monkeypatch) -> None:
+def test_workers_receive_small_messages(settings: Settings, monkeypatch) -> None:
     sent, compiled = pickle.dumps([prepare(plan_of(), settings.templates)]), []
 
     def fail(kernel: EmittedKernel, headers: Headers) -> None:
@@ -128,7 +128,7 @@ def test_a_worker_receives_the_emitted_kernel_and_nothing_large(settings: Settin
     assert outcome.status == "failed" and len(compiled) == 1 and len(sent) < 10_000
 
 
-def test_several_are_built_in_processes_and_come_in_order(settings: Settings) -> None:
+def test_parallel_builds_keep_the_order(settings: Settings) -> None:
     texts = {**SMALL, "layout": "tn,nn,nt"}
     outcomes = made(texts, settings, processes=2)
     assert [outcome.status for outcome in outcomes] == ["built"] * 3
@@ -139,7 +139,7 @@ def test_several_are_built_in_processes_and_come_in_order(settings: Settings) ->
     assert len(settings.library.rows()) == 3
 
 
-def test_without_workers_this_process_builds_them_all_a_few_at_a_time(settings: Settings, monkeypatch) -> None:
+def test_without_workers_one_process_builds_in_small_batches(settings: Settings, monkeypatch) -> None:
     plans = sweep([{**SMALL, "stages": "2:5", "layout": "tn,nn,nt,tt"}]).plans
     sizes = []
 
@@ -176,7 +176,7 @@ def test_moving_the_checkout_keeps_the_key_and_editing_a_template_changes_it(
 
 
 @pytest.mark.parametrize("wheel", ["nvidia-cuda-nvrtc", "nvidia-nvjitlink", "nvidia-cutlass"])
-def test_another_version_of_a_compiler_misses(
+def test_another_compiler_version_misses_the_cache(
     small_library: Library, monkeypatch: pytest.MonkeyPatch, wheel: str
 ) -> None:
     settings, plan = Settings(small_library, templates_folder()), plan_of()
@@ -186,7 +186,7 @@ def test_another_version_of_a_compiler_misses(
     assert not pipeline.cached(prepare(plan, settings.templates), settings)
 
 
-def test_force_and_a_record_that_says_otherwise_miss(small_library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_force_and_differing_records_miss_the_cache(small_library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(small_library, templates_folder())
     prepared = prepare(plan_of(), settings.templates)
     assert not pipeline.cached(prepared, replace(settings, force=True))
@@ -194,7 +194,7 @@ def test_force_and_a_record_that_says_otherwise_miss(small_library: Library, mon
     assert not pipeline.cached(prepared, settings)
 
 
-def test_a_damaged_kernel_is_told_of_and_built_again(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_kernel_is_reported_and_rebuilt(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     (first,) = made(SMALL, settings)
     (settings.library.folder / first.symbol / "kernel.cubin").write_bytes(b"?")
     (second,) = made(SMALL, settings)
@@ -224,7 +224,7 @@ def broken(settings: Settings, tmp_path: Path) -> Settings:
     return replace(settings, templates=templates)
 
 
-def test_one_that_does_not_compile_is_kept_and_stops_no_other(broken: Settings) -> None:
+def test_failed_compilation_keeps_its_source_and_stops_no_other_build(broken: Settings) -> None:
     two, three, four = made({**SMALL, "stages": "2:4"}, broken)
     assert (two.status, three.status, four.status) == ("built", "failed", "built")
     folder = broken.library.folder / "failed" / three.symbol
@@ -236,14 +236,14 @@ def test_one_that_does_not_compile_is_kept_and_stops_no_other(broken: Settings) 
     assert again.status == "built" and not folder.parent.exists()
 
 
-def test_what_is_kept_of_failures_is_garbage(broken: Settings) -> None:
+def test_files_of_failed_builds_are_garbage(broken: Settings) -> None:
     made({**SMALL, "stages": "3"}, broken)
     (removal,) = collect_garbage(broken.library)
     assert removal.name.startswith("failed/hgemm_") and removal.freed_bytes > 0
     assert not (broken.library.folder / "failed").exists() and collect_garbage(broken.library) == []
 
 
-def test_one_that_spills_is_refused_with_the_figures_unless_allowed(settings: Settings) -> None:
+def test_spilling_kernel_is_rejected_unless_allowed(settings: Settings) -> None:
     (plan,) = (candidate.plan for candidate in sweep([SPILLING]).candidates)
     ((_, refused),) = make([plan], settings, processes=1)
     assert refused.status == "failed" and refused.record is None and settings.library.rows() == []
@@ -260,7 +260,7 @@ def test_one_that_spills_is_refused_with_the_figures_unless_allowed(settings: Se
     assert [outcome.status for _, outcome in make([plan], settings, processes=1)] == ["failed"]
 
 
-def test_one_that_spills_is_assembled_again_with_less_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spilling_kernel_is_assembled_again_with_fewer_loads_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     (candidate,) = sweep([TIGHT]).candidates
     prepared = prepare(candidate.plan, templates_folder())
     found = headers(prepared.kernel.entry_header, templates_folder())
@@ -272,21 +272,21 @@ def test_one_that_spills_is_assembled_again_with_less_at_hand(monkeypatch: pytes
     assert frugal.ptx == plain.ptx and {*frugal.options} - {*plain.options}
 
 
-def test_what_is_not_as_planned_is_refused_even_where_spills_are_allowed(settings: Settings, monkeypatch) -> None:
+def test_deviations_from_the_plan_are_rejected_even_if_spills_are_allowed(settings: Settings, monkeypatch) -> None:
     genuine = build_stage.expectation_of
     monkeypatch.setattr(build_stage, "expectation_of", lambda *given: replace(genuine(*given), mma_per_k_tile=3))
     ((_, outcome),) = make([plan_of()], replace(settings, allow_spills=True), processes=1)
     assert "the plan expects 3 per k-tile" in outcome.error and settings.library.rows() == []
 
 
-def test_a_folder_that_cannot_be_written_stops_before_the_compiler(tmp_path: Path, monkeypatch) -> None:
+def test_read_only_folder_fails_before_compilation(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(build_stage, "compile_kernel", lambda *given: pytest.fail("compiled in vain"))
     with pytest.raises(LibraryError, match="cannot write .*/file/library: a file is in the place of a folder"):
         made(SMALL, Settings(Library(tmp_path / "file" / "library"), templates_folder()))
 
 
-def test_a_disk_that_fills_up_stops_the_run_with_one_line(settings: Settings, monkeypatch) -> None:
+def test_full_disk_stops_the_run_with_one_line(settings: Settings, monkeypatch) -> None:
     def full(*given):
         raise LibraryError("cannot write x: no space is left on the disk: free some")
 
@@ -295,7 +295,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_one_line(settings: Settings, mo
         made(SMALL, settings)
 
 
-def test_one_that_another_process_built_meanwhile_is_not_built_again(settings: Settings, monkeypatch) -> None:
+def test_kernel_built_by_another_process_is_not_rebuilt(settings: Settings, monkeypatch) -> None:
     batch = [prepare(plan, settings.templates) for plan in (plan_of(), plan_of(layout="nn"))]
     made(SMALL, settings)
     assert [outcome.status for outcome in build_and_store(batch, settings)] == ["cached", "built"]
@@ -305,7 +305,7 @@ def test_one_that_another_process_built_meanwhile_is_not_built_again(settings: S
 
 
 @pytest.mark.slow
-def test_processes_fill_one_library(tmp_path: Path) -> None:
+def test_concurrent_processes_fill_one_library(tmp_path: Path) -> None:
     """Four processes, two of each kernel."""
     library = tmp_path / "library"
     sets = [["--layout", layout, "--stages", "2"] for layout in ("tn", "nt")]
@@ -339,7 +339,7 @@ SWEEP = [*ARGUMENTS[:4], "--stages", "2:5", "--layout", "tn,nn", "-j", "2"]
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
-def test_killed_at_any_moment_it_leaves_a_library_that_the_next_run_completes(tmp_path: Path) -> None:
+def test_next_run_completes_the_library_of_a_killed_run(tmp_path: Path) -> None:
     library = tmp_path / "library"
     process = start("generate", *SWEEP, "--library", library)
     wait_for(lambda: kernels(library) or process.poll() is not None)
@@ -354,7 +354,7 @@ def test_killed_at_any_moment_it_leaves_a_library_that_the_next_run_completes(tm
 
 
 @pytest.mark.slow
-def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
+def test_killed_worker_loses_no_kernel(tmp_path: Path) -> None:
     """Another worker builds its kernels, and nothing is built or reported twice."""
     library = tmp_path / "library"
     process = start("generate", *SWEEP, "--library", library)
@@ -386,7 +386,7 @@ def test_ctrl_c_ends_promptly(tmp_path: Path) -> None:
     assert call("hgemm", "list", "--library", library).returncode == 0
 
 
-def test_gc_leaves_what_it_did_not_write_in_a_folder_named_failed(settings: Settings, tmp_path: Path) -> None:
+def test_gc_keeps_foreign_files_in_the_folder_failed(settings: Settings, tmp_path: Path) -> None:
     folder = settings.library.folder
     (folder / "failed" / "run1").mkdir(parents=True)
     (folder / "failed" / "run1" / "notes.txt").write_text("mine")

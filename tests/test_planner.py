@@ -61,9 +61,7 @@ PLANNED = [
 
 
 @pytest.mark.parametrize(("text", "tile", "warp", "stages", "ahead", "ctas"), PLANNED, ids=[row[0] for row in PLANNED])
-def test_what_was_measured_to_be_best_is_planned(
-    text: str, tile: str, warp: str, stages: int, ahead: int, ctas: int
-) -> None:
+def test_defaults_are_the_fastest_measured(text: str, tile: str, warp: str, stages: int, ahead: int, ctas: int) -> None:
     spec = plan(text).spec
     assert (str(spec.cta_tile), str(spec.warp_tile)) == (tile, warp)
     assert (spec.stages, spec.fragment_stages, spec.ctas_per_sm) == (stages, ahead, ctas)
@@ -78,7 +76,7 @@ def test_an_architecture_must_be_named() -> None:
 @settings(max_examples=200, deadline=None)
 @given(specs.requests)
 @example({"arch": "sm_75", "cta_tile": Tile(0, 0, 24), "copy": "tma", "smem_a": parse_field("smem_a", "xor:2,3,3")})
-def test_what_is_set_is_kept_and_what_is_planned_stays(request_: dict) -> None:
+def test_set_fields_are_kept_and_planning_is_stable(request_: dict) -> None:
     spec = resolve(request_)
     assert all(getattr(spec, name) == value for name, value in specs.kept(request_).items())
     assert resolve(vars(spec)) == spec == resolve(Spec.from_dict(spec.to_dict()).__dict__) == resolve(request_)
@@ -130,7 +128,7 @@ AREA = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
 @settings(max_examples=100, deadline=None)
 @given(natural)
 @example({"arch": "sm_75", "cta_tile": Tile(m=176, n=96, k=16)})
-def test_a_plan_is_good(request_: dict) -> None:
+def test_plans_fit_the_architecture(request_: dict) -> None:
     """No bank conflicts, pieces of 16 bytes, a pipeline, warps for all schedulers where the tile has so many.
 
     D goes through shared memory, but where it does not fit, as that of eleven warps below one another.
@@ -427,7 +425,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "rule", "message", "change"), BROKEN, ids=[row[0] for row in BROKEN])
-def test_a_rule_says_what_is_wrong_and_what_is_right(text: str, rule: str, message: str, change: dict | None) -> None:
+def test_broken_rule_states_the_problem_and_the_fix(text: str, rule: str, message: str, change: dict | None) -> None:
     found = {violation.rule: violation for violation in violations(plan(text))}
     assert message in found[rule].message and {*found} <= {rule, "registers", "shared_memory"}
     assert found[rule].change and (change is None or found[rule].change == change)
@@ -449,7 +447,7 @@ def test_all_broken_rules_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["arch=89", "arch=90", "arch=80 cta_tile=16x16x16", "arch=120 stages=1"])
-def test_what_is_legal_breaks_nothing(text: str) -> None:
+def test_legal_specs_violate_no_rule(text: str) -> None:
     reject_illegal(plan(text))
     assert violations(plan(text)) == ()
 
@@ -475,7 +473,7 @@ def test_a_change_is_written_as_options(change: dict[str, str], text: str) -> No
 @settings(max_examples=80, deadline=None)
 @given(specs.requests)
 @example({"arch": "sm_90a", "cta_tile": Tile(0, 128, 64), "swap_ab": True})
-def test_a_fix_mends_its_rule_breaks_no_other_and_leads_to_a_legal_spec(request_: dict) -> None:
+def test_fixes_lead_to_a_legal_spec(request_: dict) -> None:
     """Of the spec with all fields as they were planned, as `generate --json --explain` prints it."""
     now, steps = plan_of(resolve(request_)), 0
     while found := violations(now):
@@ -516,7 +514,7 @@ def test_a_fix_keeps_the_formula_and_changes_one_field_if_that_suffices(text: st
     assert violations(plan_of(resolve({**candidate.request, **fixed}))) == ()
 
 
-def test_a_tile_of_nothing_has_a_fix_though_any_other_breaks_two_rules_at_once() -> None:
+def test_empty_tile_has_a_fix() -> None:
     """Of 8 stages of 32 KiB in static shared memory the next tile has too much by either rule, and one of 0 bytes by none."""
     text = (
         "arch=86 mma=m16n8k8 acc=f16_promoted cta_tile=255x600x0 warp_tile=0x0 stages=8 fragment_stages=2 store=direct "
@@ -533,7 +531,7 @@ def test_a_kernel_without_registers_for_split_k_is_fixed_by_a_schedule_without_s
 
 
 @pytest.mark.parametrize("text", ["arch=90a cta_tile=192x192x64", "arch=80 cta_tile=128x128x32 warp_tile=64x64"])
-def test_the_advice_on_spills_frees_registers_and_breaks_no_rule(text: str) -> None:
+def test_advice_on_spills_is_legal_and_frees_registers(text: str) -> None:
     spilling = plan(text)
     words = advice_on_spills(spilling).removeprefix("Try ").removesuffix(".").split()
     names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
@@ -556,7 +554,7 @@ def test_the_advice_on_spills_frees_registers_and_breaks_no_rule(text: str) -> N
     ],
     ids=str,
 )
-def test_a_fallback_is_legal_keeps_what_was_asked_and_needs_no_more_registers(request_texts: dict[str, str]) -> None:
+def test_fallbacks_are_legal_and_keep_set_fields(request_texts: dict[str, str]) -> None:
     (candidate,) = sweep([request_texts]).candidates
     found = list(itertools.islice(spill_fallbacks(candidate.plan, candidate.request), 4))
     assert found and len({plan for plan, _ in found} | {candidate.plan}) == len(found) + 1
@@ -568,7 +566,7 @@ def test_a_fallback_is_legal_keeps_what_was_asked_and_needs_no_more_registers(re
         )
 
 
-def test_no_fallback_changes_a_field_that_was_set() -> None:
+def test_fallbacks_never_change_set_fields() -> None:
     (candidate,) = sweep([{"arch": "sm_80", "tile": "192x128x32"}]).candidates
     whole = {name: getattr(candidate.plan.spec, name) for name in BY_FIELD}
     assert not list(spill_fallbacks(candidate.plan, whole))

@@ -61,7 +61,7 @@ def test_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: Ho
     assert not [check.reason for check in proved.checks if not check.passed] and proved.proof["races"] == 0
 
 
-def test_threads_copy_to_and_from_addresses_that_only_the_gpu_knows() -> None:
+def test_addresses_are_read_on_the_gpu() -> None:
     """A tensor map is made before the launch, so the default on sm_90a is wgmma without TMA."""
     hopper, other = (plan_of(arch=arch, tile="64x64x64", pointer_arrays="on").spec for arch in ("sm_90a", "sm_90"))
     assert (family_of(hopper).name, hopper.copy, hopper.store) == ("wgmma", "cp_async", "direct")
@@ -81,7 +81,7 @@ def test_other_kernels_keep_their_source() -> None:
 # ---- Selection and checks -------------------------------------------------------------------------------------------
 
 
-def test_the_verb_selects_among_them_and_says_how_to_make_one(tmp_path: Path, capsys) -> None:
+def test_select_supports_pointer_arrays(tmp_path: Path, capsys) -> None:
     plans = [plan_of(**texts) for texts in (POINTERS, SMALL)]
     library = paper_library(tmp_path / "library", [emit(plan, templates_folder()) for plan in plans])
     words = [
@@ -122,14 +122,14 @@ def test_only_problems_with_pointer_arrays_select_them(tmp_path: Path) -> None:
     }
 
 
-def test_a_kind_keeps_them_in_its_code() -> None:
+def test_kind_code_includes_pointer_arrays() -> None:
     both = Kind(layout="nt", pointer_arrays=True, epilogue="0badf00d")
     for kind in (BY_ADDRESS, both, replace(both, pointer_arrays=False)):
         assert Kind.from_code(kind.code) == kind and kind.code < 2**64
     assert not kind_supports(BY_ADDRESS.code, Kind().code) and not kind_supports(Kind().code, BY_ADDRESS.code)
 
 
-def test_a_launch_checks_what_it_can_of_arrays() -> None:
+def test_launch_checks_pointer_arrays() -> None:
     traits = traits_of(**POINTERS)
     assert kind_of(traits) == BY_ADDRESS
     good = Problem(32, 32, 32, 3, a=64, b=128, d=192, lda=32, ldb=32, ldd=32, pointer_arrays=True)
@@ -160,7 +160,7 @@ def library(shared: Path) -> ctypes.CDLL:
     return loaded(made_once(shared / "pointer_arrays", make) / "c")
 
 
-def test_c_selects_and_refuses_as_python(library: ctypes.CDLL) -> None:
+def test_c_and_python_select_and_reject_alike(library: ctypes.CDLL) -> None:
     """It needs no GPU: hgemm_select_for takes one by its numbers."""
     device, choice = CDevice(8, 0, 108, 163 * 1024), CChoice()
     good = Problem(32, 32, 32, 3, a=64, b=128, d=192, lda=32, ldb=32, ldd=32, beta=1.0, c=200, ldc=32)

@@ -61,9 +61,7 @@ def add_text(text: str) -> Change:
 # ---- Text that this version would not write -------------------------------------------------------------------------
 
 
-def test_a_source_of_others_is_run_only_with_trust_and_never_proved(
-    library: Library, host_toolchain: HostToolchain
-) -> None:
+def test_foreign_source_needs_trust_and_gets_no_proof(library: Library, host_toolchain: HostToolchain) -> None:
     symbol = forge(library, add_text("// mine\n"))
     (outcome,) = Emulation(library, host_toolchain, "8x8x8").outcomes([symbol])
     assert outcome.failed and not outcome.checks
@@ -84,9 +82,7 @@ def of_other_inputs(record: dict[str, Any], files: dict[str, bytes]) -> None:
         (of_other_inputs, "its kernel.ptx was compiled from other inputs (nvrtc 13.0.1 there, 13.0."),
     ],
 )
-def test_ptx_of_others_is_run_only_with_trust(
-    library: Library, host_toolchain: HostToolchain, change: Change, reason: str
-) -> None:
+def test_foreign_ptx_needs_trust(library: Library, host_toolchain: HostToolchain, change: Change, reason: str) -> None:
     symbol = forge(library, change)
     (outcome,) = Emulation(library, host_toolchain, "8x8x8").outcomes([symbol])
     assert outcome.failed and not outcome.checks and outcome.reason.startswith(reason)
@@ -94,7 +90,7 @@ def test_ptx_of_others_is_run_only_with_trust(
     assert outcome.checks and not unproved(library.load(symbol).record.data) == ""
 
 
-def test_what_a_constructor_of_the_source_prints_is_no_verdict(library: Library, host_toolchain: HostToolchain) -> None:
+def test_output_of_a_constructor_is_no_verdict(library: Library, host_toolchain: HostToolchain) -> None:
     """Only the PTX is run, and only what the translation wrote for it."""
     answer = {"symbol": "x", "checks": [{"case": "8x8x8", "passed": True, "max_error": 0, "max_bound_ratio": 0}]}
     text = f"#include <cstdio>\n#include <unistd.h>\nstruct X {{ X() {{ puts({json.dumps(json.dumps(answer))}); fflush(stdout); "
@@ -104,7 +100,7 @@ def test_what_a_constructor_of_the_source_prints_is_no_verdict(library: Library,
     assert unproved(library.load(symbol).record.data) == NO_PROOF
 
 
-def test_an_altered_source_is_not_taken_from_the_library(library: Library) -> None:
+def test_altered_source_is_not_used(library: Library) -> None:
     (plan,) = sweep([{**SMALL, "layout": "tn"}]).plans
     settings = Settings(library, templates_folder())
     assert cached(prepare(plan, settings.templates), settings).status == "cached"
@@ -115,7 +111,7 @@ def test_an_altered_source_is_not_taken_from_the_library(library: Library) -> No
 # ---- Building again -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_built_again_is_the_same(library: Library) -> None:
+def test_rebuilt_kernels_are_identical(library: Library) -> None:
     (symbol,) = (path.name for path in library.folder.glob("hgemm_*"))
     (outcome,) = rebuilt(library, [symbol], templates_folder(), 1)
     assert outcome.passed and [check["case"] for check in outcome.checks] == [
@@ -125,14 +121,14 @@ def test_what_is_built_again_is_the_same(library: Library) -> None:
     ]
 
 
-def test_a_record_that_lacks_a_field_of_a_later_version_is_built_again_alike(library: Library) -> None:
+def test_records_without_newer_fields_rebuild_identically(library: Library) -> None:
     symbol = forge(library, lambda record, files: record["spec"].pop("serial_parts"))
     (outcome,) = rebuilt(library, [symbol], templates_folder(), 1)
     assert outcome.passed
 
 
 @pytest.mark.parametrize("name", ["kernel.ptx", "kernel.cubin", "kernel.cu"])
-def test_files_that_were_not_built_from_the_spec_are_found(library: Library, name: str) -> None:
+def test_files_not_built_from_the_spec_are_found(library: Library, name: str) -> None:
     forge(library, flip(name) if name != "kernel.cu" else add_text("//\n"))
     done = call("hgemm", "verify", "--rebuild", "--library", library.folder)
     assert done.returncode == 1 and f"{name} is not what " in done.stdout
@@ -151,7 +147,7 @@ def test_kernels_of_other_compilers_are_compared_by_their_instructions(library: 
 # ---- Proofs that count ----------------------------------------------------------------------------------------------
 
 
-def test_a_proof_counts_for_its_files_its_launch_and_its_executor() -> None:
+def test_proof_is_bound_to_files_launch_and_executor() -> None:
     record, _ = make_record("one")
     assert unproved(record) == NO_PROOF
     proved = with_proof(record, PROOF)
@@ -166,7 +162,7 @@ def test_a_proof_counts_for_its_files_its_launch_and_its_executor() -> None:
     assert unproved(with_proof(record, {**PROOF, "shapes": []})) == "its proof is not complete"
 
 
-def test_an_invented_executor_does_not_satisfy_an_export(library: Library, tmp_path: Path) -> None:
+def test_invented_executor_version_is_rejected_by_export(library: Library, tmp_path: Path) -> None:
     forge(library, lambda record, files: record["proof"].update(executor="forged"))
     command = ["export", "--library", library.folder, "--to", tmp_path / "out", "--require-proof", "--uncompressed"]
     done = call("hgemm", *command)
@@ -174,7 +170,7 @@ def test_an_invented_executor_does_not_satisfy_an_export(library: Library, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_a_merge_takes_a_proof_and_no_other_files(tmp_path: Path) -> None:
+def test_merge_copies_a_proof_and_keeps_files(tmp_path: Path) -> None:
     plain, proved, other = (Library(tmp_path / name) for name in ("plain", "proved", "other"))
     record, files = make_record("one")
     plain.publish(record, files)

@@ -65,7 +65,7 @@ def test_a_spec_reads_back_from_json_and_from_texts(request_: dict) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(specs.requests, specs.requests)
-def test_symbols_differ_where_specs_do(first: dict, second: dict) -> None:
+def test_different_specs_give_different_symbols(first: dict, second: dict) -> None:
     one, other = resolve(first), resolve(second)
     assert (symbol_of(one) == symbol_of(other)) == (one == other)
     assert symbol_of(one).isidentifier()
@@ -74,7 +74,7 @@ def test_symbols_differ_where_specs_do(first: dict, second: dict) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(specs.requests, st.data())
-def test_symbols_differ_where_one_field_does(request_: dict, data: st.DataObject) -> None:
+def test_different_fields_give_different_symbols(request_: dict, data: st.DataObject) -> None:
     spec = resolve(request_)
     name = data.draw(st.sampled_from([*BY_FIELD]))
     others = [value for value in OTHERS[name] if str(value) != str(getattr(spec, name))]
@@ -91,7 +91,7 @@ def test_a_symbol_has_the_searchable_fields_and_the_hash_of_the_spec() -> None:
     assert symbol_of(mixed).startswith("hgemm_sm120a_tn_bf16tf32_f16p_f16_") and len(symbol_of(mixed)) == 64
 
 
-def test_a_field_at_its_default_is_not_hashed() -> None:
+def test_default_fields_are_not_hashed() -> None:
     spec = resolve({"arch": "sm_89", "cta_tile": Tile(128, 128, 32)})
     required = [field.name for field in fields(Spec) if field.default is MISSING]
     values = {name: value for name, value in spec.to_dict().items() if name in required}
@@ -167,7 +167,7 @@ OTHERS: dict[str, list[str]] = {
 }
 
 
-def test_the_alias_is_cutlass_s_name() -> None:
+def test_alias_is_the_cutlass_name() -> None:
     texts = {"arch": "sm_80", "cta_tile": "128x128x32", "stages": "3"}
     spec = resolve({name: parse_field(name, text) for name, text in texts.items()})
     assert alias_of(spec) == "cutlass_tensorop_f16_s16816gemm_f16_128x128_32x3_tn_align8"
@@ -212,7 +212,7 @@ def test_the_alias_is_cutlass_s_name() -> None:
         ("colour", "red", "cta_tile"),
     ],
 )
-def test_what_is_no_value_is_refused_in_one_line_with_those_that_are(name: str, text: str, advice: str) -> None:
+def test_illegal_value_gives_a_one_line_error_with_the_legal_ones(name: str, text: str, advice: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_field(name, text)
     assert advice in str(caught.value) and "\n" not in str(caught.value)
@@ -226,7 +226,7 @@ def test_the_table_has_a_row_for_each_field() -> None:
     assert all(row.parse(word, row.name) is not None for row in FIELDS for word in row.words if word != "auto")
 
 
-def test_the_run_time_and_the_c_header_know_the_words_of_the_table() -> None:
+def test_run_time_and_c_header_share_the_words_of_the_table() -> None:
     enums = {enum.name: enum.words for enum in ENUMS}
     known = {row.name: row for row in FIELDS if row.enum}
     assert known.keys() == {field.name for field in fields(Kind)} - {"epilogue", "pointer_arrays"} and {
@@ -248,7 +248,7 @@ def test_the_run_time_and_the_c_header_know_the_words_of_the_table() -> None:
     ],
     ids=lambda request_: str(request_["arch"]),
 )
-def test_a_family_fixes_the_fields_that_the_table_does_not_give_it(request_: dict) -> None:
+def test_families_fix_the_fields_they_do_not_use(request_: dict) -> None:
     plan = plan_of(resolve(request_))
     closed = {row.name for row in FIELDS if row.families and family_of(plan.spec).name not in row.families}
     assert {*plan.fixed_fields} - {"mma"} == closed
@@ -268,7 +268,7 @@ def test_other_spellings_of_types_are_accepted(field: str, text: str, word: str)
     assert parse_field(field, text) == word
 
 
-def test_help_and_errors_write_what_stands_for_a_number_alike() -> None:
+def test_help_and_errors_use_the_same_placeholders() -> None:
     for name, kind in (("raster", Raster), ("schedule", Schedule)):
         assert all(f"{word}:{number}" in BY_NAME[name].help for word, (number, _) in kind.sized.items())
         assert all(
@@ -278,14 +278,14 @@ def test_help_and_errors_write_what_stands_for_a_number_alike() -> None:
 
 @settings(max_examples=100)
 @given(st.sampled_from([*BY_FIELD]), st.text(max_size=12))
-def test_any_text_is_a_value_or_an_error_of_one_line(name: str, text: str) -> None:
+def test_any_text_is_a_value_or_a_one_line_error(name: str, text: str) -> None:
     try:
         parse_field(name, text)
     except RequestError as error:
         assert len(str(error).splitlines()) <= 1 + len(text.splitlines())
 
 
-def test_a_record_s_spec_must_be_whole() -> None:
+def test_spec_of_a_record_must_be_complete() -> None:
     plain = resolve({"arch": "sm_80"}).to_dict()
     del plain["layout"], plain["store"]
     with pytest.raises(RequestError, match="lacks layout, store"):

@@ -35,11 +35,11 @@ def fields(*names: str, **texts: str) -> list[tuple[str, ...]]:
         ("2,2:3,3", ["2", "3"]),
     ],
 )
-def test_lists_and_ranges_include_their_last(text: str, expected: list[str]) -> None:
+def test_ranges_include_their_end(text: str, expected: list[str]) -> None:
     assert fields("stages", stages=text) == [(stages,) for stages in expected]
 
 
-def test_a_placement_keeps_its_own_commas() -> None:
+def test_placements_keep_their_commas() -> None:
     found = fields("smem_a", "smem_b", smem="xor:2,3,3,none,pad:8", tile="128x128x32")
     assert found == [("xor:2,3,3",) * 2, ("none",) * 2, ("pad:8",) * 2]
     assert fields("smem_b", smem_b="XOR:1,3,3,xor:2,3,3") == [("xor:1,3,3",), ("xor:2,3,3",)]
@@ -67,7 +67,7 @@ def test_equal_specs_are_asked_for_once() -> None:
     assert len(sweep([{"arch": "sm_90,90,9.0", "dtype": "f16"}, {"arch": "90"}]).candidates) == 1
 
 
-def test_the_illegal_are_set_apart_and_counted_by_rule() -> None:
+def test_illegal_combinations_are_counted_by_rule() -> None:
     found = sweep([{"arch": "sm_89", "tile": "128x128x32,256x256x64", "stages": "2,4"}])
     assert len(found.plans) == 2 and len(found.illegal) == 2
     assert (
@@ -86,7 +86,7 @@ def test_rules_are_counted_without_their_fixes() -> None:
     assert ("family",) in rules and () in rules
 
 
-def test_whoever_asks_is_told_how_many_of_how_many_are_planned() -> None:
+def test_planning_reports_progress() -> None:
     messages: list[tuple[int, int]] = []
     sweep([{"arch": "sm_89", "stages": "2:4"}, {"arch": "sm_89"}], lambda done, total: messages.append((done, total)))
     assert messages == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -122,7 +122,7 @@ def test_whoever_asks_is_told_how_many_of_how_many_are_planned() -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value.values()),
 )
-def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], message: str) -> None:
+def test_sweep_without_legal_combinations_fails_with_the_rules(texts: dict[str, str], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         sweep([texts]).reject_empty()
 
@@ -142,7 +142,7 @@ def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], message:
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value.values()),
 )
-def test_one_change_of_what_was_asked_for_mends_all_rules(texts: dict[str, str], advice: str) -> None:
+def test_one_fix_resolves_all_violations(texts: dict[str, str], advice: str) -> None:
     (candidate,) = sweep([texts]).illegal
     assert len(candidate.broken) > 1 and {violation.fix for violation in candidate.broken} == {advice}
     changed = {option_of(name).name: text for name, text in candidate.broken[0].change.items()}
@@ -171,7 +171,7 @@ def test_one_change_of_what_was_asked_for_mends_all_rules(texts: dict[str, str],
         ({"arch": "90", "stages": "1:64", "ctas_per_sm": "1:32", "tile": ",".join(["64x64x32"] * 30)}, "61,440 combin"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(texts: dict[str, str], message: str) -> None:
+def test_malformed_option_gives_a_one_line_error(texts: dict[str, str], message: str) -> None:
     with pytest.raises(RequestError, match=message) as refused:
         sweep([texts])
     assert "\n" not in str(refused.value)
@@ -186,7 +186,7 @@ def read(folder: Path, text: str) -> list[dict[str, str]]:
     return [dict(texts) for texts in read_spec_file(path)]
 
 
-def test_a_spec_file_has_the_options_of_the_command_line(tmp_path: Path) -> None:
+def test_spec_file_accepts_command_line_options(tmp_path: Path) -> None:
     (texts,) = read(
         tmp_path, 'arch = "sm_89"\ntile = ["128x128x32", "64x64x32"]\nstages = [2, 3]\nbeta = [true, false]\n'
     )
@@ -194,12 +194,12 @@ def test_a_spec_file_has_the_options_of_the_command_line(tmp_path: Path) -> None
     assert len(sweep([texts]).candidates) == 8
 
 
-def test_names_of_fields_do_too(tmp_path: Path) -> None:
+def test_spec_file_accepts_field_names(tmp_path: Path) -> None:
     (texts,) = read(tmp_path, 'arch = "89"\ncta_tile = "64x64x32"\ndtype_d = "f32"\nwarp-tile = "32x32"\nalign_d = 4\n')
     assert texts == {"arch": "89", "tile": "64x64x32", "out": "f32", "warp_tile": "32x32", "align_d": "4"}
 
 
-def test_kernels_lie_over_the_top_and_the_command_line_over_both(tmp_path: Path) -> None:
+def test_kernel_tables_override_the_file_and_options_override_both(tmp_path: Path) -> None:
     text = 'arch = "sm_90"\nalign = 8\nstages = "2:3"\n[[kernel]]\nalign_a = 4\n[[kernel]]\nstages = 4\nalign = 2\n'
     first, second = read(tmp_path, text)
     assert first == {"arch": "sm_90", "align": "8", "stages": "2:3", "align_a": "4"}
@@ -207,7 +207,7 @@ def test_kernels_lie_over_the_top_and_the_command_line_over_both(tmp_path: Path)
     assert overridden(first, {"align": "1"}) == {"arch": "sm_90", "stages": "2:3", "align": "1"}
 
 
-def test_the_older_name_of_its_tables_is_read_but_not_beside_the_new_one(tmp_path: Path) -> None:
+def test_variant_tables_are_read_but_not_beside_kernel_tables(tmp_path: Path) -> None:
     with pytest.warns(DeprecatedWord, match=r"use \[\[kernel\]\]"):
         assert read(tmp_path, "stages = 2\n[[variant]]\nalign = 4\n") == [{"stages": "2", "align": "4"}]
     with pytest.warns(DeprecatedWord), pytest.raises(RequestError, match="use one of them"):
@@ -227,13 +227,13 @@ def test_the_older_name_of_its_tables_is_read_but_not_beside_the_new_one(tmp_pat
         ("[stages]\nx = 1", "'stages' is a dict"),
     ],
 )
-def test_a_spec_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+def test_a_spec_file_that_cannot_be_read_is_rejected_by_name(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as refused:
         read(tmp_path, text)
     assert "spec.toml" in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_missing_spec_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_spec_file_is_rejected_by_name(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"none.toml cannot be read: No such file"):
         read_spec_file(tmp_path / "none.toml")
 
@@ -245,7 +245,7 @@ def test_every_field_of_a_spec_has_an_option() -> None:
     assert {field for option in SPEC_OPTIONS for field in option.fields} == {*BY_FIELD}
 
 
-def test_what_a_shell_completes_can_be_read() -> None:
+def test_completed_values_are_legal() -> None:
     for option in SPEC_OPTIONS:
         for word in option.words:
             sweep([{"arch": "sm_80", option.name: word}])
@@ -271,7 +271,7 @@ def test_what_a_shell_completes_can_be_read() -> None:
         ({"arch": "a100"}, {"arch": "sm_80"}),
     ],
 )
-def test_words_of_other_projects_mean_the_same(words: Texts, same: Texts) -> None:
+def test_words_of_other_projects_are_accepted(words: Texts, same: Texts) -> None:
     usual = {"arch": "sm_80", "tile": "128x128x32"}
     (found,), (expected,) = sweep([{**usual, **words}]).candidates, sweep([{**usual, **same}]).candidates
     assert found.plan == expected.plan
@@ -299,7 +299,7 @@ def test_warps_without_a_tile_are_planned_as_asked(arch: str, warps: str) -> Non
         ({"dtype": "int8"}, "'int8' is not supported: no kernel multiplies integers"),
     ],
 )
-def test_words_without_a_meaning_get_a_precise_answer(texts: Texts, message: str) -> None:
+def test_ambiguous_words_get_a_precise_error(texts: Texts, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         sweep([{"arch": "sm_80", "tile": "128x128x32", **texts}])
 
@@ -328,7 +328,7 @@ values = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(values)
-def test_whatever_is_written_is_judged_and_never_fails(texts: dict[str, str]) -> None:
+def test_any_request_is_planned_or_rejected(texts: dict[str, str]) -> None:
     found = sweep([texts])
     assert found.candidates == sweep([texts]).candidates
     for candidate in found.illegal:
@@ -353,7 +353,7 @@ def parts(symbols: list[str], count: int) -> list[list[str]]:
 
 
 @given(SYMBOLS, st.integers(1, 64))
-def test_shards_are_disjoint_and_together_the_whole(symbols: list[str], count: int) -> None:
+def test_shards_partition_a_sweep(symbols: list[str], count: int) -> None:
     assert sorted(symbol for part in parts(symbols, count) for symbol in part) == sorted(symbols)
 
 
@@ -364,7 +364,7 @@ def test_an_added_kernel_moves_no_other(symbols: list[str], count: int, data: st
         assert {*some} == {*all_of_them} & {*fewer}
 
 
-def test_the_order_of_a_sweep_is_nothing_to_its_shards() -> None:
+def test_shards_ignore_the_order_of_a_sweep() -> None:
     """Of 648 kernels in 8 shards each has 81, give or take a fifth, and as many of each architecture."""
     specs = {symbol_of(plan.spec): plan.spec for plan in sweep([WIDE]).plans}
     assert len(specs) == 648
@@ -378,12 +378,12 @@ def test_a_kernel_stays_in_its_shard_from_version_to_version() -> None:
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "-1/4", "1", "a/b", "", "1/4/2", "1,4", "¹/4"])
-def test_what_is_no_part_is_refused(text: str) -> None:
+def test_malformed_shard_is_rejected(text: str) -> None:
     with pytest.raises(RequestError, match="write i/n with 1 <= i <= n"):
         Shard.parse(text)
 
 
-def test_generate_makes_only_its_shard(tmp_path: Path) -> None:
+def test_generate_builds_its_shard_only(tmp_path: Path) -> None:
     words = [
         "--arch",
         "sm_80",

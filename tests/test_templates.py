@@ -65,7 +65,7 @@ def test_a_header_compiles_alone(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", [*OWN, *IN_CUTE, *LEAN])
-def test_a_header_is_plain_text_that_says_what_it_is(header: str) -> None:
+def test_headers_are_ascii_and_state_their_purpose(header: str) -> None:
     text = text_of(f"cute_lean/{header}" if header in LEAN else header)
     lines = text.splitlines()
     assert lines[0].startswith("// ") and text.endswith("\n") and text.count("#pragma once") == 1
@@ -80,7 +80,7 @@ def test_a_family_reads_no_header_of_another(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", OWN)
-def test_what_a_header_defines_is_in_the_namespace_or_has_the_prefix(header: str) -> None:
+def test_header_names_have_the_namespace_or_the_prefix(header: str) -> None:
     text = text_of(header)
     prefixes = ("HGEMM_", "CUTE_") if header in DOORS else ("HGEMM_",)
     assert not [name for name in re.findall(r"#[ \t]*define[ \t]+(\w+)", text) if not name.startswith(prefixes)]
@@ -90,7 +90,7 @@ def test_what_a_header_defines_is_in_the_namespace_or_has_the_prefix(header: str
 
 
 @pytest.mark.parametrize("header", [header for header in OWN if header not in DOORS])
-def test_only_the_atom_layer_touches_the_machine(header: str) -> None:
+def test_only_atoms_use_machine_instructions(header: str) -> None:
     """A kernel that bypasses the atom layer cannot be run or checked on the CPU."""
     code = re.sub(r"//.*", "", text_of(header))
     around = re.findall(
@@ -102,7 +102,7 @@ def test_only_the_atom_layer_touches_the_machine(header: str) -> None:
 # ---- Hermetic -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_but_the_given_headers_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_reads_the_given_headers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one of them a kernel does not compile, even in the folder where the header lies."""
     monkeypatch.chdir(TEMPLATES)
     whole = headers(ENTRY_HEADER, TEMPLATES)
@@ -113,7 +113,7 @@ def test_nothing_but_the_given_headers_is_read(monkeypatch: pytest.MonkeyPatch) 
             compile_kernel(kernel_of(), part)
 
 
-def test_the_given_headers_have_names_without_places() -> None:
+def test_header_names_have_no_absolute_paths() -> None:
     names = [header.name for entry in OWN for header in headers(entry, TEMPLATES).files]
     assert not [name for name in names if name.startswith("/") or ".." in name.split("/")]
     assert {*OWN} <= {*names}
@@ -154,7 +154,7 @@ def test_the_genuine_headers_of_cute_give_the_same_machine_code(
     assert from_lean.ptx == from_genuine.ptx
 
 
-def test_the_guard_of_the_genuine_headers_bites() -> None:
+def test_changed_cute_headers_are_detected() -> None:
     guarded = kernel_of(kernel_of().source + "#ifndef CUTLASS_HOST_DEVICE\n#error lean\n#endif\n")
     with pytest.raises(BuildError, match="lean"):
         compile_kernel(guarded, headers(ENTRY_HEADER, TEMPLATES))
@@ -164,7 +164,7 @@ def test_the_guard_of_the_genuine_headers_bites() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"])
-def test_only_the_kernel_reaches_the_ptx_and_the_cubin(arch: str) -> None:
+def test_ptx_and_cubin_have_only_the_kernel(arch: str) -> None:
     kernel = kernel_of(arch=arch)
     compiled = compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES))
     ptx = compiled.ptx.decode("ascii")
@@ -186,7 +186,7 @@ def the_same_emitted() -> EmittedKernel:
     return kernel_of(**wanted, **how, **order, beta="on", store="smem", align="8")
 
 
-def test_the_example_by_hand_is_the_kernel_that_is_emitted() -> None:
+def test_handwritten_example_equals_the_emitted_kernel() -> None:
     emitted = the_same_emitted()
     by_hand = replace(emitted, source=EXAMPLE.read_text(encoding="ascii"), symbol="gemm_128x128x32")
     texts = [

@@ -23,7 +23,7 @@ S4 = {"arch": "sm_80", "tile": "128x64x32", "warp_tile": "32x32", "stages": "1",
 """The tile of the tensor-core puzzle: 8 warps, one stage, no padding."""
 
 
-def test_the_puzzle_s_tile_can_be_asked_for() -> None:
+def test_tile_of_the_published_puzzle_is_legal() -> None:
     (plan,) = sweep([{**S4, "dtype": "tf32"}]).plans
     spec = plan.spec
     assert (plan.threads, plan.warps_m, plan.warps_n, plan.smem_bytes) == (256, 4, 2, 4 * (128 + 64) * 32)
@@ -54,7 +54,7 @@ def test_kernels_are_built_and_proved(name: str, settings: Settings, hasty_works
         assert (outcome.record.data["proof"]["read_conflicts_per_k_tile"] > 0) == (PROVED[name].get("smem") == "none")
 
 
-def test_a_request_for_sm_90a_is_told_which_layouts_wgmma_does_not_read() -> None:
+def test_note_names_the_tf32_layouts_that_wgmma_lacks() -> None:
     asked = sweep([{"arch": "sm_90a", "dtype": "tf32", "layout": "tn,nn"}])
     assert [plan.instruction for plan in asked.plans] == ["wgmma", "mma.sync"]
     assert [*hints(asked)] == ["wgmma reads tf32 in layout tn only; layout nn uses mma.sync on sm_90a"]
@@ -87,6 +87,6 @@ def test_d_is_never_tf32() -> None:
         sweep([{"arch": "sm_80", "dtype": "tf32", "out": "tf32"}])
 
 
-def test_the_options_of_cover_are_told_as_it_takes_them() -> None:
+def test_suggested_cover_options_are_accepted() -> None:
     assert Kind("nt", "tf32", "tf32", "f32").cover_options == "--dtype tf32 --layout nt"
     assert Kind("nt", "tf32", "tf32", "bf16").cover_options == "--dtype tf32 --out bf16 --layout nt"

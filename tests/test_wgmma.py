@@ -50,7 +50,7 @@ PLANNED = [
 
 
 @pytest.mark.parametrize(("text", "tile", "cooperation", "consumers", "cluster", "stages", "raster", "smem"), PLANNED)
-def test_what_is_left_open_is_planned(
+def test_open_fields_are_planned(
     text: str, tile: str, cooperation: str, consumers: int, cluster: str, stages: int, raster: str, smem: int
 ) -> None:
     planned = plan(text)
@@ -88,7 +88,7 @@ natural = st.fixed_dictionaries(
 
 @settings(max_examples=200, deadline=None)
 @given(natural)
-def test_a_plan_is_legal_wherever_one_exists(request_: dict) -> None:
+def test_a_legal_plan_is_found_if_one_exists(request_: dict) -> None:
     planned = plan_of(resolve(request_))
     if not violations(planned):
         return
@@ -113,7 +113,7 @@ def legal(request_: dict) -> WgmmaPlan | None:
 
 @settings(max_examples=200, deadline=None)
 @given(natural)
-def test_stages_fill_shared_memory_and_nothing_goes_beyond_it(request_: dict) -> None:
+def test_stages_fill_shared_memory_without_exceeding_it(request_: dict) -> None:
     planned = legal(request_)
     if planned is None:
         return
@@ -134,9 +134,7 @@ def test_stages_fill_shared_memory_and_nothing_goes_beyond_it(request_: dict) ->
         ("128x256x64", "off", False),
     ],
 )
-def test_sums_of_parts_need_registers_beside_the_accumulators_but_not_beside_the_epilogue(
-    tile: str, swap_ab: str, fits: bool
-) -> None:
+def test_partial_sums_need_registers_beside_the_accumulators_only(tile: str, swap_ab: str, fits: bool) -> None:
     words = f"arch=90a cta_tile={tile} swap_ab={swap_ab} consumers=2 cooperation=cooperative schedule=launch raster=launch beta=on"
     serial = plan(f"{words} serial_parts=on")
     assert (violations(serial) == ()) is fits
@@ -145,7 +143,7 @@ def test_sums_of_parts_need_registers_beside_the_accumulators_but_not_beside_the
 
 @settings(max_examples=200, deadline=None)
 @given(natural)
-def test_an_sm_has_the_registers_that_warpgroups_change_to(request_: dict) -> None:
+def test_register_reallocation_fits_the_register_file(request_: dict) -> None:
     planned = legal(request_)
     if planned is None:
         return
@@ -164,7 +162,7 @@ def test_an_sm_has_the_registers_that_warpgroups_change_to(request_: dict) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(natural)
-def test_the_boxes_of_a_cluster_are_its_stages(request_: dict) -> None:
+def test_boxes_of_a_cluster_fill_its_stages(request_: dict) -> None:
     planned = legal(request_)
     if planned is None:
         return
@@ -189,7 +187,7 @@ def test_the_boxes_of_a_cluster_are_its_stages(request_: dict) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(natural)
-def test_a_launcher_reads_the_launch_of_a_plan(request_: dict) -> None:
+def test_launch_traits_match_the_plan(request_: dict) -> None:
     planned = legal(request_)
     if planned is None:
         return
@@ -232,7 +230,7 @@ def test_a_padded_operand_loads_little_beyond_its_extent(extent: int) -> None:
 
 @pytest.mark.parametrize("element_bytes", [2, 4])
 @pytest.mark.parametrize("n", range(8, 257, 8))
-def test_d_is_staged_in_whole_boxes_and_128_bytes_of_a_row_at_most(n: int, element_bytes: int) -> None:
+def test_d_is_staged_in_whole_boxes_of_at_most_128_bytes_a_row(n: int, element_bytes: int) -> None:
     boxes = StoreBoxes(n, element_bytes, swap_ab=False)
     assert n % boxes.width == 0 == boxes.subtile_columns % boxes.width
     assert boxes.subtile_columns * element_bytes <= 128 and boxes.subtile_columns <= n
@@ -263,7 +261,7 @@ def test_a_swapped_tile_of_odd_width_has_a_narrow_last_subtile(change: dict, sub
     assert found.tensor_maps[2].box == (64, 8, 1)
 
 
-def test_a_swapped_kernel_is_the_transposed_one_with_the_same_maps_of_a_and_b() -> None:
+def test_swapped_kernel_transposes_the_product_and_keeps_the_maps() -> None:
     swapped, plain = plan("cta_tile=64x128x64 layout=tn swap_ab=on"), plan("cta_tile=128x64x64 layout=nt swap_ab=off")
     assert swapped.tile == plain.tile and swapped.mma_opcode == plain.mma_opcode
     a, b, d = swapped.tensor_maps
@@ -462,7 +460,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "rule", "message", "change"), BROKEN, ids=[row[0] for row in BROKEN])
-def test_a_rule_says_what_is_wrong_and_what_is_right(text: str, rule: str, message: str, change: dict | None) -> None:
+def test_broken_rule_states_the_problem_and_the_fix(text: str, rule: str, message: str, change: dict | None) -> None:
     found = {violation.rule: violation for violation in violations(candidate_of(text), fields(text))}
     assert message in found[rule].message
     assert found[rule].change and (change is None or found[rule].change == change)
@@ -474,7 +472,7 @@ def test_every_rule_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("text", ["arch=90a align_a=4", "arch=90a align_a=2 align_b=2 align_d=1 layout=nt"])
-def test_what_tma_cannot_address_threads_copy(text: str) -> None:
+def test_operands_that_tma_cannot_address_are_copied_by_threads(text: str) -> None:
     planned = candidate_of(text)
     assert (planned.spec.copy, violations(planned)) == ("cp_async", ())
     (violation,) = violations(candidate_of(f"{text} copy=tma cluster=2x1"))
@@ -483,7 +481,7 @@ def test_what_tma_cannot_address_threads_copy(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["arch=90a mma=wgmma align_a=1", "arch=90a mma=wgmma align_b=1 layout=nt"])
-def test_what_asynchronous_copies_cannot_address_is_left_to_mma_sync(text: str) -> None:
+def test_operands_that_cp_async_cannot_address_use_mma_sync(text: str) -> None:
     illegal = candidate_of(text)
     (violation,) = violations(illegal)
     assert violation.rule == "alignment" and "4 B" in violation.message
@@ -497,7 +495,7 @@ def test_what_asynchronous_copies_cannot_address_is_left_to_mma_sync(text: str) 
 
 
 @pytest.mark.parametrize("text", ["align=1", "align_a=1", "align_b=1 layout=nt tile=128x128x64"])
-def test_what_nobody_asked_of_wgmma_and_it_does_not_take_is_planned_for_mma_sync(text: str) -> None:
+def test_requests_that_wgmma_does_not_support_use_mma_sync(text: str) -> None:
     asked = sweep([{"arch": "sm_90a", **dict(word.split("=") for word in text.split())}])
     [candidate] = asked.candidates
     assert family_of(candidate.plan.spec).name == "mma_sync" and not candidate.rules
@@ -506,7 +504,7 @@ def test_what_nobody_asked_of_wgmma_and_it_does_not_take_is_planned_for_mma_sync
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
-def test_tf32_that_wgmma_does_not_read_is_left_to_mma_sync(layout: str) -> None:
+def test_tf32_layouts_that_wgmma_does_not_support_use_mma_sync(layout: str) -> None:
     illegal = candidate_of(f"arch=90a dtype_a=tf32 mma=wgmma layout={layout}")
     (violation,) = violations(illegal)
     assert violation.rule == "layout" and "wgmma supports tf32 inputs in layout tn only" in str(violation)
@@ -546,7 +544,7 @@ LEGAL = (
 
 
 @pytest.mark.parametrize("text", LEGAL)
-def test_what_is_legal_breaks_nothing(text: str) -> None:
+def test_legal_specs_violate_no_rule(text: str) -> None:
     reject_illegal(candidate_of(text))
     assert family_of(candidate_of(text).spec).name == "wgmma" and candidate_of(text).spec.arch == "sm_90a"
 
@@ -580,5 +578,5 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("text", "family"), FAMILIES, ids=[row[0] for row in FAMILIES])
-def test_a_request_gets_the_family_that_it_asks_for_else_the_best_of_its_architecture(text: str, family: str) -> None:
+def test_requested_family_wins_over_the_default_of_the_architecture(text: str, family: str) -> None:
     assert requested_family(fields(text)).name == family_of(resolve(fields(text))).name == family

@@ -129,9 +129,7 @@ PADDED = (
 
 
 @pytest.mark.parametrize("texts", PADDED, ids=lambda texts: texts["layout"])
-def test_tiles_of_any_width_are_proved_where_the_last_box_is_not_whole(
-    texts: dict[str, str], host_toolchain: HostToolchain
-) -> None:
+def test_tiles_with_a_partial_last_box_are_proved(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     proved = prove(subject_of(emit(plan_of(**texts), TEMPLATES)), host_toolchain)
     assert not [check.reason for check in proved.checks if not check.passed]
 
@@ -201,7 +199,7 @@ def texts(files):
 
 @pytest.mark.parametrize("kind", ["F32F16F16", "F32BF16BF16", "F16F16F16"])
 @pytest.mark.parametrize("n", range(8, 257, 8))
-def test_each_shape_is_found_and_left_alone(n, kind):
+def test_every_wgmma_shape_is_found(n, kind):
     name = f"64x{n}x16_{kind}_SS"
     cut = texts(only_named_atom(WHOLE, f"struct Policy {{\n  HGEMM_WGMMA({name});"))
     text = cut[ATOMS].decode()
@@ -211,7 +209,7 @@ def test_each_shape_is_found_and_left_alone(n, kind):
     assert MORE_ATOMS not in cut
 
 
-def test_other_headers_stay_as_they_are():
+def test_other_headers_are_unchanged():
     cut = texts(only_named_atom(WHOLE, "  HGEMM_WGMMA(64x256x16_F32F16F16_SS);"))
     rest = {name: text for name, text in texts(WHOLE).items() if name not in (ATOMS, MORE_ATOMS)}
     assert {name: text for name, text in cut.items() if name != ATOMS} == rest
@@ -222,7 +220,7 @@ def test_a_kernel_without_wgmma_gets_no_atom():
     assert b"struct MMA_" not in cut[ATOMS] and b"warpgroup_wait" in cut[ATOMS]
 
 
-def test_headers_without_wgmma_stay_as_they_are():
+def test_headers_without_wgmma_are_unchanged():
     files = headers("mma_sync/kernel.cuh", templates_folder()).files
     assert only_named_atom(files, "struct Policy {};") == files
 
@@ -288,12 +286,12 @@ def built() -> list[tuple[EmittedKernel, Compiled]]:
     return compiled_kernels(KERNELS)
 
 
-def test_kernels_are_as_planned(built: list[tuple[EmittedKernel, Compiled]]) -> None:
+def test_kernels_compile_as_planned(built: list[tuple[EmittedKernel, Compiled]]) -> None:
     assert_as_planned(built)
 
 
 @pytest.mark.slow
-def test_large_kernels_are_as_planned() -> None:
+def test_large_kernels_compile_as_planned() -> None:
     assert_as_planned(compiled_kernels(LARGE_KERNELS))
 
 
@@ -341,7 +339,7 @@ def drawn(source: random.Random) -> EmittedKernel:
             return emit(plans[0], TEMPLATES)
 
 
-def test_what_is_legal_is_sound() -> None:
+def test_legal_specs_compile_as_planned() -> None:
     source = random.Random(SEED)
     kernels = [drawn(source) for _ in range(DRAWN)]
     made_of = [compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES)) for kernel in kernels]
@@ -399,7 +397,7 @@ def test_a_record_has_the_launch_of_a_kernel_and_reads_back(settings: Settings) 
     assert made(texts, settings)[0].status == "cached"
 
 
-def test_a_record_of_before_the_family_reads_as_it_did() -> None:
+def test_records_older_than_the_family_are_read() -> None:
     data, _ = make_record("a_symbol")
     assert not {"consumers", "cooperation", "cluster", "swap_ab"} & {*data["spec"]}
     record = Record.parse(json.dumps(data))

@@ -60,7 +60,7 @@ def test_every_item_is_done_once() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_what_workers_die_over_is_named_and_the_rest_is_done() -> None:
+def test_item_that_kills_workers_is_named_and_the_rest_is_done() -> None:
     items = [1, 2, 13, 4, 5, 17, 7, 8]
     results = done_by(square, items, 1)
     assert sorted(place for place, _ in results) == list(range(8))
@@ -71,12 +71,12 @@ def test_what_workers_die_over_is_named_and_the_rest_is_done() -> None:
     assert all(result == items[place] ** 2 for place, result in results if not isinstance(result, LostItem))
 
 
-def test_what_a_worker_was_killed_over_once_is_done_by_another(tmp_path: Path) -> None:
+def test_item_of_a_killed_worker_is_retried(tmp_path: Path) -> None:
     results = done_by(partial(square, folder=tmp_path), [9, 10, 11, 12], 2)
     assert (tmp_path / "died").exists() and sorted(results) == [(0, 81), (1, 100), (2, 121), (3, 144)]
 
 
-def test_what_stops_every_item_is_raised_with_the_workers_traceback() -> None:
+def test_common_failure_is_raised_with_the_traceback() -> None:
     with pytest.raises(LibraryError, match="the disk is full") as raised:
         done_by(square, [1, 19, 2], 1)
     assert isinstance(raised.value.__cause__, RemoteTraceback) and "in square" in str(raised.value.__cause__)
@@ -107,7 +107,7 @@ def compile_and_leave_a_file_at_the_end(end: Path) -> str:
     return compile_once()
 
 
-def test_a_worker_that_has_compiled_ends_in_order_and_is_not_killed(tmp_path: Path, monkeypatch) -> None:
+def test_idle_worker_exits_without_being_killed(tmp_path: Path, monkeypatch) -> None:
     """NVRTC leaves SIGTERM so that a process that waits for its next task would not hear it."""
     end = tmp_path / "end"
     monkeypatch.setattr(local, "_STOP_SECONDS", 60.0)  # a machine may be busy, and one that does not hear is waited for
@@ -131,14 +131,14 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_is_heard_by_what_waits_after_a_compilation() -> None:
+def test_ctrl_c_interrupts_a_wait_after_a_compilation() -> None:
     path = os.pathsep.join(sys.path)
     process = [sys.executable, "-c", WAIT_AFTER_COMPILING]
     said = subprocess.run(process, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
     assert said.stdout == "heard\n", said.stderr
 
 
-def test_processes_are_an_executor() -> None:
+def test_process_pool_is_an_executor() -> None:
     """Used as the standard library's: `map` keeps the order, exceptions arrive, leaving waits for what was submitted."""
     with Processes(2) as executor:
         assert list(executor.map(pow, [2, 3, 4], [5, 2, 1])) == [32, 9, 4]
@@ -199,7 +199,7 @@ class Fleet:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 80), st.integers(1, 5), st.dictionaries(st.integers(0, 79), st.integers(1, 4), max_size=6))
-def test_nothing_is_lost_and_nothing_comes_twice(count: int, width: int, deaths: dict[int, int]) -> None:
+def test_every_result_arrives_exactly_once(count: int, width: int, deaths: dict[int, int]) -> None:
     fleet = Fleet(width, deaths)
     results = fleet.results(list(range(count)))
     assert sorted(place for place, _ in results) == list(range(count))
@@ -210,7 +210,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(count: int, width: int, deaths:
     assert fleet.most <= 2 * width
 
 
-def test_a_pool_that_can_do_no_more_ends_the_wait() -> None:
+def test_broken_pool_ends_the_wait() -> None:
     def check() -> None:
         raise LibraryError("no worker is left")
 
@@ -222,11 +222,11 @@ def test_a_pool_that_can_do_no_more_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize(("count", "processes"), [(1, 4), (3, 2), (64, 2), (65, 2), (1000, 7)])
-def test_batches_are_few_and_leave_no_worker_alone(count: int, processes: int) -> None:
+def test_batches_are_few_and_use_every_worker(count: int, processes: int) -> None:
     batches = _batches(count, processes)
     assert [place for batch in batches for place in batch] == list(range(count))
     assert max(map(len, batches)) <= 8 and len(batches) >= min(count, 2 * processes)
 
 
-def test_a_single_worker_inspects_as_many_at_once_as_it_may() -> None:
+def test_single_worker_inspects_full_batches() -> None:
     assert [len(batch) for batch in _batches(17, 1)] == [8, 8, 1]
