@@ -76,7 +76,7 @@ def test_kernels_that_add_k_in_order_share_one_order(options: dict[str, str]):
         {"schedule": "split_k:2", "tile": "64x64x64"},
     ],
 )
-def test_what_changes_bits_changes_the_order(change: dict[str, str]):
+def test_options_that_change_bits_change_the_order(change: dict[str, str]):
     others = [{}, {"copy": "cp_async"}, {"schedule": "split_k:4"}]
     assert order_of({**TMA, **change}).to_dict()["id"] not in {
         order_of({**TMA, **other}).to_dict()["id"] for other in others
@@ -89,7 +89,7 @@ def test_parts_of_k_are_the_same_in_a_workspace_and_in_a_cluster():
     assert in_cluster == in_workspace and in_cluster.fixed
 
 
-def test_an_order_is_not_fixed_if_m_or_the_launch_decides_how_k_is_shared():
+def test_order_is_unknown_if_m_or_the_launch_decides_the_splits():
     assert not order_of({**WGMMA, "schedule": "stream_k"}).fixed
     at_launch = order_of({**WGMMA, "schedule": "launch"})
     assert at_launch.text == order_of(WGMMA).text and not at_launch.fixed

@@ -76,7 +76,7 @@ def halves(values: np.ndarray, dtype: str = "f16") -> np.ndarray:
 # ---- Against the instructions' documents ----------------------------------------------------------------------------
 
 
-def test_matrices_go_to_registers_and_back(executed) -> None:
+def test_ldmatrix_and_stores_round_trip(executed) -> None:
     probe = named("matrices")
     assert probe.mode == MATRICES
     shared, threads = parts(executed(probe))
@@ -127,7 +127,7 @@ def tiles_of_tf32(given: np.ndarray, warp: int) -> tuple[np.ndarray, np.ndarray,
 
 
 @pytest.mark.parametrize("name", ["products of tf32", "products of all digits of tf32"])
-def test_products_of_tf32_are_those_of_matrices_without_the_lower_13_bits(executed, name: str) -> None:
+def test_tf32_products_ignore_the_lower_13_bits(executed, name: str) -> None:
     probe = named(name)
     _, threads = parts(executed(probe))
     _, given = inputs(probe)
@@ -144,7 +144,7 @@ def test_products_of_tf32_are_those_of_matrices_without_the_lower_13_bits(execut
 @pytest.mark.parametrize(
     "name", ["products", "products of bf16", "products of normal numbers", "products of normal bf16"]
 )
-def test_products_are_those_of_matrices(executed, name: str) -> None:
+def test_mma_atoms_multiply_matrices(executed, name: str) -> None:
     probe = named(name)
     dtype = "f16" if probe.mode == PRODUCTS else "bf16"
     _, threads = parts(executed(probe))
@@ -162,7 +162,7 @@ def test_products_are_those_of_matrices(executed, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["products of fragments", "products of fragments of bf16"])
 @pytest.mark.parametrize(("a_by_rows", "b_by_rows"), [(True, True), (True, False), (False, True), (False, False)])
-def test_products_of_fragments_are_those_of_matrices(executed, name: str, a_by_rows: bool, b_by_rows: bool) -> None:
+def test_wmma_fragments_multiply_matrices(executed, name: str, a_by_rows: bool, b_by_rows: bool) -> None:
     """The sums are two pieces of 16 x 8 side by side, each held as the d of mma.m16n8."""
     probe = named(name)
     dtype = "f16" if probe.mode == FRAGMENTS else "bf16"
@@ -206,7 +206,7 @@ def test_halves_are_rounded_as_numpy_rounds_them(executed) -> None:
 
 
 @pytest.mark.parametrize("probe", FAULTS, ids=lambda probe: probe.name.replace(" ", "-"))
-def test_boxes_that_fault_are_found(hasty_workshop: HostToolchain, probe: Probe) -> None:
+def test_illegal_tma_boxes_are_found(hasty_workshop: HostToolchain, probe: Probe) -> None:
     _, findings = run_on_executor(
         Executable(hasty_workshop.executable(SYMBOL, translatable(probe.text()))), probe, LATE
     )
@@ -216,7 +216,7 @@ def test_boxes_that_fault_are_found(hasty_workshop: HostToolchain, probe: Probe)
 @pytest.mark.parametrize(
     "probe", [probe for probe in BOXES if probe not in FAULTS], ids=lambda probe: probe.name.replace(" ", "-")
 )
-def test_boxes_lie_as_they_should(executed, probe: Probe) -> None:
+def test_tma_boxes_have_the_expected_layout(executed, probe: Probe) -> None:
     box = probe.box
     dtype = np.uint16 if box.element_bytes == 2 else np.uint32
     words = executed(probe, ANY if probe.offset else LATE)
@@ -242,7 +242,7 @@ def test_boxes_lie_as_they_should(executed, probe: Probe) -> None:
 
 
 @pytest.mark.parametrize("probe", EXACT_WGMMA, ids=lambda probe: probe.name.replace(" ", "-"))
-def test_wgmma_multiplies_what_its_descriptors_say(executed, probe: Probe) -> None:
+def test_wgmma_follows_its_descriptors(executed, probe: Probe) -> None:
     wgmma = probe.wgmma
     shared, _ = inputs(probe)
     values = halves(shared, wgmma.dtype) if wgmma.size == 2 else shared.view(np.float32).astype(np.float64)
@@ -289,7 +289,7 @@ def compare(probe: Probe, words: np.ndarray, vector: dict) -> None:
 
 @pytest.mark.skipif(not VECTORS.is_file(), reason="no vectors of an H200 are recorded: run tests/atom_runs.py on one")
 @pytest.mark.parametrize("probe", ALL, ids=lambda probe: probe.name.replace(" ", "-"))
-def test_the_executor_does_what_an_h200_did(executed, probe: Probe) -> None:
+def test_executor_matches_recorded_h200_results(executed, probe: Probe) -> None:
     vectors = json.loads(VECTORS.read_text())["vectors"]
     if probe.name not in vectors:
         pytest.skip("no vector of an H200 is recorded: run tests/atom_runs.py on one")
@@ -303,7 +303,7 @@ def test_the_executor_does_what_an_h200_did(executed, probe: Probe) -> None:
 
 
 @pytest.mark.gpu
-def test_this_gpu_does_what_the_executor_does(executed) -> None:
+def test_gpu_matches_the_executor(executed) -> None:
     text, cubin = "", b""
     for probe in ALL:
         if probe.name == "election" or probe in FAULTS:

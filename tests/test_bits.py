@@ -71,7 +71,7 @@ def covered(one: SumOrder, k: int) -> list[int]:
 # ---- Orders ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_order_in_words_gives_the_k_of_each_step():
+def test_order_text_gives_the_k_of_each_step():
     assert (
         order(IN_ORDER).step == 16 and order(IN_ORDER, 80).step == 8 and order(IN_ORDER.replace("k16", "k8")).step == 8
     )
@@ -96,7 +96,7 @@ def test_warps_that_share_k_take_every_whole_vector_once(k: int):
     assert found[:4] == [0, 1, 8, 9] if whole > 8 else found == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-def test_an_order_of_the_grid_is_not_predicted_and_an_unknown_one_is_an_error():
+def test_grid_orders_are_not_predicted_and_unknown_orders_are_errors():
     assert require_order({}, 90) is None
     assert require_order({"accumulation_order": {"text": f"{IN_ORDER}; parts of hgemm_x"}}, 90) is None
     with pytest.raises(ProofError, match="unknown"):
@@ -106,7 +106,7 @@ def test_an_order_of_the_grid_is_not_predicted_and_an_unknown_one_is_an_error():
 # ---- Sums ------------------------------------------------------------------------------------------------------------
 
 
-def test_products_that_need_no_rounding_have_exact_sums(add: Adder):
+def test_products_without_rounding_have_exact_sums(add: Adder):
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((21, 70), (70, 300)))
     parts = f"{IN_ORDER}; 3 parts of whole k-tiles of 32, added in f32 in order of k"
@@ -127,7 +127,7 @@ def test_another_order_changes_almost_every_element(add: Adder):
     assert np.mean(bits[0] != bits[2]) > 0.8 and np.mean(bits[0] != last_first) > 0.8
 
 
-def test_a_prediction_knows_bias_activation_and_nan(add: Adder):
+def test_prediction_includes_bias_activation_and_nan(add: Adder):
     (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "bias": "row", "activation": "relu", "out": "bf16"}]).plans
     traits = LaunchTraits.of(planned_sections(emit(plan, templates_folder())))
     a, b = np.ones((1, 2, 8)), np.ones((1, 8, 3))
@@ -203,7 +203,7 @@ def test_the_bits_of_each_kernel_are_compared_with_its_order(check: BitsCheck):
     )
 
 
-def test_a_gated_pair_multiplies_whole_pairs_and_is_not_compared_with_others(check: BitsCheck):
+def test_gated_pairs_are_compared_with_gated_pairs_only(check: BitsCheck):
     (right, gated), _ = compare(check, ["right", "gated"])
     assert gated.passed and gated.elements > 100, gated.reason
     assert (
@@ -212,7 +212,7 @@ def test_a_gated_pair_multiplies_whole_pairs_and_is_not_compared_with_others(che
     assert len(classes_of([right, gated])) == 2
 
 
-def test_kernels_of_one_order_with_other_bits_are_told(check: BitsCheck):
+def test_different_bits_within_one_order_are_reported(check: BitsCheck):
     one, other = (
         BitsOutcome(
             "k", ({"case": "", "passed": True},), types="f16", order="order_0", elements=1, digests={"x": digest}
@@ -227,7 +227,7 @@ def test_kernels_of_one_order_with_other_bits_are_told(check: BitsCheck):
     )
 
 
-def test_products_are_drawn_alike_for_all_kernels_of_a_type():
+def test_kernels_of_a_type_get_the_same_products():
     (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "dtype": "bf16"}]).plans
     traits = LaunchTraits.of(planned_sections(emit(plan, templates_folder())))
     drawn = products(len(KINDS), 3)
@@ -239,7 +239,7 @@ def test_products_are_drawn_alike_for_all_kernels_of_a_type():
     assert np.isinf(operands(traits, replace(infinite, shape=Shape(99, 99, 99)), 3)[0]).any()
 
 
-def test_products_have_parts_of_k_if_the_launch_decides_them():
+def test_products_include_splits_if_the_launch_decides_them():
     texts = {"arch": "sm_90a", "mma": "wgmma", "tile": "64x64x64", "schedule": "launch", "serial_parts": "on"}
     (plan,) = sweep([texts]).plans
     traits = LaunchTraits.of(planned_sections(emit(plan, templates_folder())))
@@ -249,7 +249,7 @@ def test_products_have_parts_of_k_if_the_launch_decides_them():
     assert all(case_of(replace(traits, serial_parts=False), one).options.whole_tiles == 0 for one in products(7, 0))
 
 
-def test_bits_are_compared_on_a_device_only(capsys: pytest.CaptureFixture[str]):
+def test_bits_need_a_device(capsys: pytest.CaptureFixture[str]):
     wrong = {
         ("--emulate", "--bits"): "--bits is for --device",
         ("--device", "--bits", "--shapes", "8x8x8"): "omit --shapes",

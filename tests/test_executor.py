@@ -248,13 +248,13 @@ def test_the_same_adversary_replays_the_same_run(rules: Executable, rule: str) -
         ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "grid must be a multiple of cluster"),
     ],
 )
-def test_a_launch_that_makes_no_sense_is_refused(rules: Executable, change: dict, reason: str) -> None:
+def test_illegal_launch_is_rejected(rules: Executable, change: dict, reason: str) -> None:
     launch = Launch((1, 1, 1), (1, 1, 1), 128, SHARED_BYTES, (bytes(32), bytes(128)), (), 0, 1000)
     with pytest.raises(DeviceError, match=reason):
         rules.run(replace(launch, **change), ALL[0])
 
 
-def test_one_launch_at_a_time(rules: Executable) -> None:
+def test_launches_are_serialised(rules: Executable) -> None:
     refused: list[str] = []
 
     def second() -> None:
@@ -382,7 +382,7 @@ def calls(fake: Path) -> list[str]:
 # ---- The compiler ---------------------------------------------------------------------------------------------------
 
 
-def test_a_compiler_is_known_by_what_it_says(fake: Path) -> None:
+def test_compiler_is_identified_by_its_version_output(fake: Path) -> None:
     found = find_compiler(f"{fake} -m64")
     assert found == HostCompiler((str(fake), "-m64"), "fake++ 1.0 none-none")
 
@@ -396,14 +396,14 @@ def test_kernels_are_linked_by_gold_if_the_compiler_links_with_it(fake: Path) ->
     assert "-fuse-ld=gold" in kernel.split() and "-fuse-ld=gold" not in executor.split()
 
 
-def test_a_compiler_is_looked_for(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_is_searched(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(fake, fake.with_name("clang++"))
     monkeypatch.setenv("PATH", f"{fake.parent}:/bin:/usr/sbin")
     monkeypatch.setattr("generator.proof.executor.CANDIDATES", ("no-such++", "clang++"))
     assert find_compiler().command == ("clang++",)
 
 
-def test_without_a_compiler_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_host_compiler_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NoCompiler, match=r"needs a C\+\+ compiler \(g\+\+, clang\+\+\).*install g\+\+ 12.*CXX") as told:
         find_compiler()
@@ -412,12 +412,12 @@ def test_without_a_compiler_there_is_one_clear_line(monkeypatch: pytest.MonkeyPa
         find_compiler("no-such --flag")
 
 
-def test_what_is_no_compiler_is_refused() -> None:
+def test_programs_that_are_no_compiler_are_rejected() -> None:
     with pytest.raises(NoCompiler, match="so it is not a compiler"):
         find_compiler("/bin/false")
 
 
-def test_a_compiler_that_makes_nothing_to_load_is_told_in_one_line(host_compiler: HostCompiler, fake: Path) -> None:
+def test_compiler_without_loadable_output_gives_a_one_line_error(host_compiler: HostCompiler, fake: Path) -> None:
     require_working(host_compiler, TEMPLATES)
     with pytest.raises(NoCompiler, match="does not build a C.*17 shared object that loads .*probe.cpp.*error: .*CXX"):
         require_working(replace(host_compiler, command=(*host_compiler.command, "-fno-exceptions")), TEMPLATES)
@@ -439,7 +439,7 @@ def test_nothing_is_compiled_twice(fake: Path) -> None:
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".tmp")]
 
 
-def test_a_kernel_is_built_as_the_interface_says(fake: Path) -> None:
+def test_kernels_are_compiled_with_the_required_options(fake: Path) -> None:
     host_toolchain(fake).executable("hgemm_x", TEXT)
     executor, kernel = calls(fake)
     assert "-c" in executor.split() and "executor/executor.cpp" in executor
@@ -447,7 +447,7 @@ def test_a_kernel_is_built_as_the_interface_says(fake: Path) -> None:
         assert option in kernel, option
 
 
-def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unloadable_cached_objects_are_rebuilt_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kernels() -> int:
         return sum("x c++" in call for call in calls(fake))
 
@@ -467,7 +467,7 @@ def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, mo
     assert proving.load(subject, host_toolchain(fake)).startswith(b"object\n") and kernels() == 3
 
 
-def test_a_changed_header_builds_what_can_include_it_anew(fake: Path, tmp_path: Path) -> None:
+def test_changed_header_rebuilds_its_users(fake: Path, tmp_path: Path) -> None:
     templates = tmp_path / "templates"
     shutil.copytree(TEMPLATES, templates)
     before = host_toolchain(fake, templates).executable("hgemm_x", TEXT)
@@ -479,7 +479,7 @@ def test_a_changed_header_builds_what_can_include_it_anew(fake: Path, tmp_path: 
     assert len(calls(fake)) == 4  # the executor, too
 
 
-def test_the_place_of_the_templates_is_not_part_of_a_name(fake: Path, tmp_path: Path) -> None:
+def test_template_folder_is_no_part_of_the_cache_key(fake: Path, tmp_path: Path) -> None:
     shutil.copytree(TEMPLATES, tmp_path / "elsewhere")
     here, there = (
         host_toolchain(fake, place).executable("hgemm_x", TEXT) for place in (TEMPLATES, tmp_path / "elsewhere")
@@ -493,7 +493,7 @@ def test_includes_are_followed() -> None:
     assert "executor/abi.h" in includes_of_file("executor/ptx.hpp", TEMPLATES)
 
 
-def test_a_compilers_complaint_is_kept(tmp_path: Path, fake: Path) -> None:
+def test_compiler_errors_are_kept(tmp_path: Path, fake: Path) -> None:
     broken = fake.with_name("broken++")
     broken.write_text(FAKE.split('echo "$@"')[0] + "echo 'kernel.cu:3: error: what' >&2; exit 1\n")
     broken.chmod(0o755)
@@ -502,7 +502,7 @@ def test_a_compilers_complaint_is_kept(tmp_path: Path, fake: Path) -> None:
     assert not any((fake.parent / "cache").iterdir())
 
 
-def test_the_structures_are_those_of_the_header(host_compiler: HostCompiler, tmp_path: Path) -> None:
+def test_structures_match_the_header(host_compiler: HostCompiler, tmp_path: Path) -> None:
     structures = {"region": abi._Region, "tensor_map": abi.EmulatedTensorMap, "emulation": abi._Emulation}
     lines = [f'printf("%zu\\n", sizeof(struct hgemm_{name}));' for name in structures]
     expected = [str(abi.ctypes.sizeof(structure)) for structure in structures.values()]
@@ -533,13 +533,13 @@ def test_the_structures_are_those_of_the_header(host_compiler: HostCompiler, tmp
 # ---- The cache ------------------------------------------------------------------------------------------------------
 
 
-def test_the_cache_lies_where_the_user_says() -> None:
+def test_cache_folder_is_configurable() -> None:
     assert cache_folder({"HGEMM_CACHE_DIR": "/x"}) == Path("/x/executor")
     assert cache_folder({"XDG_CACHE_HOME": "/y"}) == Path("/y/hgemm/executor")
     assert cache_folder({}) == Path.home() / ".cache" / "hgemm" / "executor"
 
 
-def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_folder_asks_for_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -565,7 +565,7 @@ def planted(place: Path, kind: str, victim: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "writable"])
-def test_an_object_that_others_planted_is_built_again(tmp_path: Path, kind: str) -> None:
+def test_planted_objects_are_rebuilt(tmp_path: Path, kind: str) -> None:
     victim, place = tmp_path / "victim", tmp_path / "cache" / "object.so"
     victim.write_bytes(b"sound")
     seal(victim)
@@ -575,7 +575,7 @@ def test_an_object_that_others_planted_is_built_again(tmp_path: Path, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-def test_a_lock_that_others_planted_neither_hangs_nor_leads_elsewhere(tmp_path: Path, kind: str) -> None:
+def test_planted_locks_are_harmless(tmp_path: Path, kind: str) -> None:
     victim, place = tmp_path / "victim", tmp_path / "cache" / "object.so"
     victim.write_bytes(b"precious")
     planted(place.with_suffix(".lock"), kind, victim)
@@ -594,7 +594,7 @@ def test_a_sound_object_needs_no_lock(tmp_path: Path) -> None:
     assert place.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_was_not_used_for_long_is_dropped(tmp_path: Path) -> None:
+def test_unused_objects_expire(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "old", "oldest")):
         made = temporary_file(tmp_path)
         made.write_bytes(b"x" * 100)
@@ -647,7 +647,7 @@ def test_objects_are_private(object_path: Path, tmp_path: Path, monkeypatch) -> 
             use()
 
 
-def test_a_cache_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+def test_unwritable_cache_gives_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LibraryError, match="cannot write to the cache"):
         temporary_file(tmp_path / "file" / "cache")

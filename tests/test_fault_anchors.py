@@ -108,7 +108,7 @@ def test_a_statement_is_removed_with_its_condition_and_its_comment() -> None:
     assert after.index("load(i") < after.index("wait<stages - 1, 2>")
 
 
-def test_the_text_of_a_place_does_not_depend_on_white_space_or_comments() -> None:
+def test_anchors_ignore_white_space_and_comments() -> None:
     spread = HEADER.replace("load(i, pair(1, 2), i < 2)", "load (i,  // the index\n   pair( 1,2 ) ,i<2)")
     assert "pair( 1,2 ) ,false" in edited(At("advance", "load(i, pair(1, 2), i < 2)").argument(2, "false"), spread)
 

@@ -41,7 +41,7 @@ SOUND = {(*sorted(fault.options.items()), fault.shapes): fault for fault in FAUL
 """One fault for each kernel and shape of the table."""
 
 
-def test_there_are_faults_of_every_kind() -> None:
+def test_fault_table_covers_every_kind() -> None:
     assert len(FAULTS) >= 20 and len({fault.name for fault in FAULTS}) == len(FAULTS)
     caught_by = {kind for fault in FAULTS for kind in fault.caught_by}
     assert all(fault.caught_by for fault in FAULTS if fault.shapes != DEFAULT_CASES)
@@ -55,6 +55,6 @@ def test_a_seeded_fault_is_found(fault: Fault, hasty_workshop: HostToolchain) ->
 
 
 @pytest.mark.parametrize("fault", parameters(SOUND))
-def test_nothing_is_found_without_it(fault: Fault, hasty_workshop: HostToolchain) -> None:
+def test_kernels_without_the_fault_pass(fault: Fault, hasty_workshop: HostToolchain) -> None:
     caught = catch(fault, hasty_workshop, SEED, seeded=False, check=check_here)
     assert caught.by == () and caught.first_finding == ""

@@ -114,9 +114,7 @@ def library(small_library: Library, tmp_path: Path) -> Library:
 # ---- hgemm verify --emulate -----------------------------------------------------------------------------------------
 
 
-def test_a_library_is_proved_and_the_proof_is_filed(
-    library: Library, host_toolchain: HostToolchain, tmp_path: Path
-) -> None:
+def test_proofs_are_stored_in_records(library: Library, host_toolchain: HostToolchain, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     result = invoke(verify.verify_command, "--emulate", "--library", library.folder, "--junit", report, "--seed", 3)
     (record,) = library.records()
@@ -151,7 +149,7 @@ def test_a_library_is_proved_and_the_proof_is_filed(
     assert suite.get("tests") == "20" and suite.get("failures") == "0"
 
 
-def test_shapes_are_taken_and_answered_as_json(library: Library, host_toolchain: HostToolchain) -> None:
+def test_verify_takes_shapes_and_prints_json(library: Library, host_toolchain: HostToolchain) -> None:
     arguments = ["--emulate", "--library", library.folder, "--shapes", "33x17x40,8x8x8@2", "--json"]
     (answer,) = json.loads(invoke(verify.verify_command, *arguments).stdout)
     assert [check["case"].split()[0] for check in answer["checks"]] == ["33x17x40", "8x8x8@2"]
@@ -161,13 +159,13 @@ def test_shapes_are_taken_and_answered_as_json(library: Library, host_toolchain:
     assert answer["checks"] == json.loads(invoke(verify.verify_command, *arguments).stdout)[0]["checks"]
 
 
-def test_where_to_verify_must_be_said_once(library: Library) -> None:
+def test_verify_needs_exactly_one_place(library: Library) -> None:
     for flags, message in (([], "no place to verify"), (["--device", "--emulate"], "exclude each other")):
         result = invoke(verify.verify_command, *flags, "--library", library.folder)
         assert message in str(result.exception) and result.exception.exit_code == 2
 
 
-def test_a_report_that_cannot_be_written_stops_before_the_work(library: Library, tmp_path: Path) -> None:
+def test_unwritable_report_fails_first(library: Library, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place, reason in (
         (tmp_path / "nodir" / "x.xml", "No such file"),
@@ -177,14 +175,14 @@ def test_a_report_that_cannot_be_written_stops_before_the_work(library: Library,
         assert result.stdout == "" and str(result.exception).startswith(f"cannot write {place}: {reason}")
 
 
-def test_without_a_compiler_one_line_says_what_to_do(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_gives_a_one_line_error(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such++")
     done = call("hgemm", "verify", "--emulate", "--library", library.folder)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("hgemm: error: CXX is no-such++, which is not installed: install g++ 12")
 
 
-def test_a_build_writes_a_test_for_each_kernel(tmp_path: Path) -> None:
+def test_junit_has_a_test_for_each_built_kernel(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     options = ["--arch", "sm_80", "--tile", "32x32x16", "-o", tmp_path / "lib", "--junit", report, "-q"]
     assert invoke(generate_command, *options).exit_code == 0
@@ -195,7 +193,7 @@ def test_a_build_writes_a_test_for_each_kernel(tmp_path: Path) -> None:
 # ---- generate --verify emulate --------------------------------------------------------------------------------------
 
 
-def test_what_is_proved_is_registered_with_its_proof(settings: Settings, host_toolchain: HostToolchain) -> None:
+def test_proved_kernels_are_stored_with_their_proof(settings: Settings, host_toolchain: HostToolchain) -> None:
     proving = replace(settings, prover=Prover(host_toolchain))
     (outcome,) = made(ONE, proving)
     assert outcome.status == "proved" and outcome.record.data["proof"]["executor"] == host_toolchain.version()
@@ -203,13 +201,13 @@ def test_what_is_proved_is_registered_with_its_proof(settings: Settings, host_to
     assert made(ONE, proving)[0].status == made(ONE, settings)[0].status == "cached"
 
 
-def test_what_was_registered_without_a_proof_is_proved(settings: Settings, host_toolchain: HostToolchain) -> None:
+def test_stored_kernels_without_a_proof_are_proved(settings: Settings, host_toolchain: HostToolchain) -> None:
     assert made(ONE, settings)[0].status == "built"
     (outcome,) = made(ONE, replace(settings, prover=Prover(host_toolchain)))
     assert outcome.status == "proved" and "executor" in outcome.record.data["proof"]
 
 
-def test_what_fails_is_not_registered(
+def test_failed_kernels_are_not_stored(
     host_toolchain: HostToolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with faulty_templates(EDGE) as templates:
@@ -230,7 +228,7 @@ def test_an_epilogue_with_large_results_is_proved(host_toolchain: HostToolchain,
     assert result.exit_code == 0 and record.data["proof"]["max_error"] > 1e18
 
 
-def test_results_that_no_record_can_hold_fail_one_kernel(
+def test_results_too_large_for_a_record_fail_one_kernel(
     small_library: Library, host_toolchain: HostToolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(small_library.folder, tmp_path / "lib")
@@ -269,7 +267,7 @@ BODY = "hgemm::gemm<Policy>(problem);"
     ],
     ids=["writes elsewhere", "hangs", "does nothing"],
 )
-def test_a_text_that_is_no_kernel_is_told_of(
+def test_source_without_a_kernel_gives_an_error(
     host_toolchain: HostToolchain, body: str, timeout_s: float, message: str
 ) -> None:
     kernel = kernel_of(ONE)
@@ -279,14 +277,14 @@ def test_a_text_that_is_no_kernel_is_told_of(
     assert outcome.failed and message in outcome.reason, outcome.reason
 
 
-def test_ptx_that_is_not_understood_is_told_of(host_toolchain: HostToolchain) -> None:
+def test_unknown_ptx_gives_an_error(host_toolchain: HostToolchain) -> None:
     asked = request(host_toolchain, kernel_of(ONE))
     wrong = replace(asked, ptx=asked.ptx.replace("bar.sync", "bar.sunk"))
     outcome, _ = workers(1).check(wrong)
     assert outcome.failed and "PTX instruction bar.sunk is not supported, at line" in outcome.reason, outcome.reason
 
 
-def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostToolchain) -> None:
+def test_custom_epilogues_are_proved(host_toolchain: HostToolchain) -> None:
     """It scales and activates in another way: accepted where the result is the same, found where it differs."""
     ours = At("WarpEpilogue", "Policy::Activation::apply(x)")
     kernel = kernel_of({**ONE, "activation": "relu"})
@@ -305,9 +303,7 @@ def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostTool
     [{"tile": "128x72x64", "store": "direct"}, {"tile": "128x40x64", "out": "f32", "align_d": "1", "bias": "row"}],
     ids=lambda options: " ".join(options.values()),
 )
-def test_direct_stores_of_a_tile_that_ends_on_8_columns_stay_in_it(
-    host_toolchain: HostToolchain, options: dict[str, str]
-) -> None:
+def test_direct_stores_stay_inside_narrow_tiles(host_toolchain: HostToolchain, options: dict[str, str]) -> None:
     outcome = check_here(
         request(host_toolchain, kernel_of({"arch": "sm_90a", **options}), shapes="128x144x128,64x100x64")
     )
@@ -352,7 +348,7 @@ def test_counted_and_computed_costs_agree(host_toolchain: HostToolchain, options
     assert {"wmma_load" if "wmma16" in options.values() else "ldmatrix", "store"} <= {site["kind"] for site in sites}
 
 
-def test_the_costs_of_a_cluster_are_those_of_each_of_its_ctas(host_toolchain: HostToolchain) -> None:
+def test_cluster_costs_count_each_cta(host_toolchain: HostToolchain) -> None:
     options = {"arch": "sm_90a", "tile": "128x64x64", "stages": "3"}
     for changes in ({"cluster": "1x1"}, {"cluster": "2x1"}, {"cluster": "2x1", "schedule": "stream_k", "stages": "7"}):
         costs, sites = counted({**options, **changes}, host_toolchain)
@@ -370,7 +366,7 @@ def counted(options: dict[str, str], host_toolchain: HostToolchain) -> tuple[Cos
     return costs, sites
 
 
-def test_a_disagreement_is_told_with_both_numbers() -> None:
+def test_cost_disagreement_shows_both_numbers() -> None:
     kernel = kernel_of(ONE)
     record = planned_sections(kernel)
     costs = Costs(2, 0, 1, 2048, 5, 0, 0, 1, 1)
@@ -384,7 +380,7 @@ def test_a_disagreement_is_told_with_both_numbers() -> None:
 # ---- The sample of CI -----------------------------------------------------------------------------------------------
 
 
-def test_the_sample_changes_with_the_commit_and_has_all_that_changed() -> None:
+def test_ci_sample_depends_on_the_commit_and_includes_changes() -> None:
     kernels = [ProofSource.of(replace(kernel_of(ONE), symbol=f"k{i:02}")) for i in range(40)]
     first, second = ({kernel.symbol for kernel in chosen(kernels, 5, seed, ["k07", "gone"])} for seed in ("abc", "abd"))
     assert len(first) == len(second) == 6 and "k07" in first & second and first != second
@@ -445,7 +441,7 @@ def test_a_right_kernel_passes_every_default_case(name: str) -> None:
         assert judged.passed and judged.numbers_passed and not judged.findings, judged
 
 
-def test_the_numbers_are_judged_as_on_a_device() -> None:
+def test_cpu_results_are_judged_as_on_a_device() -> None:
     wrong = kernel_in_numpy(record(), "drops an element of k")
     judged = check_case(wrong, CASE, seed=5)
     alone = EmulatedKernel(wrong.traits, wrong.executable, adversaries_of(str(CASE), 5))
@@ -453,7 +449,7 @@ def test_the_numbers_are_judged_as_on_a_device() -> None:
     assert judged.reason == verify_cases(alone, CASE, HostMemory(), CheckOptions(seed=5)).reason
 
 
-def test_a_finding_fails_a_case_whose_numbers_are_right() -> None:
+def test_findings_fail_cases_with_right_numbers() -> None:
     judged = check_case(kernel_in_numpy(record(), report=replace(CLEAN, findings=(RACE,))), CASE, seed=1)
     assert not judged.passed and judged.numbers_passed and len(judged.findings) == len(LAUNCHES)
     first = adversaries_of(str(CASE), 1)[0]
@@ -461,7 +457,7 @@ def test_a_finding_fails_a_case_whose_numbers_are_right() -> None:
     assert {finding["adversary"] for finding in judged.findings} == {*map(str, adversaries_of(str(CASE), 1))}
 
 
-def test_every_case_meets_every_adversary_and_a_seed_replays_them() -> None:
+def test_every_case_runs_every_adversary() -> None:
     kernel = kernel_in_numpy(record())
     check_case(kernel, CASE, seed=3)
     met = [adversary for _, adversary in kernel.executable.runs]
@@ -474,7 +470,7 @@ def test_every_case_meets_every_adversary_and_a_seed_replays_them() -> None:
 # ---- Launches -------------------------------------------------------------------------------------------------------
 
 
-def test_every_operand_is_a_region_with_its_rights() -> None:
+def test_operands_are_regions_with_access_rights() -> None:
     document = record("split_k", splits=2, layout="nn", bias="row")
     traits = LaunchTraits.of(document)
     case = Case(Shape(33, 49, 20, 2), 1.0, 0.5, loose=True)
@@ -504,7 +500,7 @@ def test_a_persistent_kernel_has_fewer_ctas_than_tiles() -> None:
     assert launch_of(LaunchTraits.of(record()), problem).grid[0] == 5
 
 
-def test_stream_k_may_touch_the_places_of_the_ctas_of_its_grid_only() -> None:
+def test_stream_k_touches_only_the_workspace_of_its_grid() -> None:
     traits = LaunchTraits.of(record("stream_k"))
     problem = Problem(traits.tile_m, traits.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=traits.tile_n)
     for ctas in (1, 7):
@@ -513,7 +509,7 @@ def test_stream_k_may_touch_the_places_of_the_ctas_of_its_grid_only() -> None:
         assert (launch.grid[0], sums.row_bytes) == (ctas, ctas * 2 * traits.partial_bytes)
 
 
-def test_tensor_maps_are_what_the_kernel_expects_in_size_and_place() -> None:
+def test_tensor_maps_have_the_expected_size_and_offset() -> None:
     maps = [{"operand": "a", "box": [64, 32, 1], "swizzle_bytes": 128, "element": "f16"}]
     document = record()
     document["launch"] = {**document["launch"], "tensor_maps": maps, "cluster_shape": [1, 1]}
@@ -530,7 +526,7 @@ def test_the_guard_bands_hold_poison() -> None:
     assert CANARY.to_bytes(2, "little") == b"\xff\xff"
 
 
-def test_a_report_is_read() -> None:
+def test_executor_report_is_parsed() -> None:
     site = dict.fromkeys("line requests wavefronts ideal_wavefronts sectors ideal_sectors bytes".split(), 1)
     document = {
         "findings": [{"kind": "race", "count": 3, "message": "m", "file": "f", "line": 2}],
@@ -597,7 +593,7 @@ def covered(traits: LaunchTraits, cases: list[Case], rounds: float = 3.0) -> Cov
 
 
 @pytest.mark.parametrize("rule", ["one_tile", "split_k", "persistent"])
-def test_the_default_cases_cover_what_a_verdict_needs(rule: str) -> None:
+def test_default_cases_cover_all_verdicts(rule: str) -> None:
     traits = replace(LaunchTraits.of(record(rule, splits=3 if rule == "split_k" else 1)), stages=4, raster="group:8")
     cases = default_cases(traits, stages=4)
     assert [*covered(traits, cases).shortfalls()] == []
@@ -685,7 +681,7 @@ def test_every_cta_gets_six_tiles_if_there_are_enough() -> None:
         assert workers_of(persistent, Problem(tiles * tile, 1, 1)) == max(1, tiles - 1)
 
 
-def test_memory_that_is_reserved_holds_what_is_written() -> None:
+def test_reserved_memory_holds_written_values() -> None:
     memory = HostMemory()
     pointer = memory.allocate(2**41)
     memory.upload(pointer + 2**40, ctypes.addressof(ctypes.create_string_buffer(b"far")), 3)
@@ -712,7 +708,7 @@ SPEC = {
 }
 
 
-def test_the_placement_counts_every_warp_that_reads() -> None:
+def test_placement_costs_count_every_reading_warp() -> None:
     placement = placement_of({**SPEC, "smem_a": "none", "smem_b": "none"})
     assert (placement.warps_m, placement.warps_n, placement.threads) == (2, 2, 128)
     assert placement.read_conflicts == 2 * read_conflicts(placement.a) + 2 * read_conflicts(placement.b) > 0
@@ -722,7 +718,7 @@ def test_the_placement_counts_every_warp_that_reads() -> None:
 
 @pytest.mark.parametrize("smem", ["none", "xor:2,3,3", "xor:1,3,3", "pad:8", "pad:24", "pad_alternate:8"])
 @pytest.mark.parametrize("chunk", [8, 4, 2, 1])
-def test_copies_of_one_pass_cost_what_the_layouts_say(smem: str, chunk: int) -> None:
+def test_single_pass_copies_cost_as_the_layouts_predict(smem: str, chunk: int) -> None:
     threads = 128
     rows = threads * chunk // 32  # one pass
     tile = OperandTile(True, rows, 32, chunk, threads, Smem.parse(smem))
@@ -740,7 +736,7 @@ def test_copies_count_every_pass_and_no_thread_without_a_chunk() -> None:
     ("tile", "align", "even"),
     [("64x32x32", 8, True), ("64x48x48", 8, True), ("32x32x16", 8, True), ("64x32x48", 4, False)],
 )
-def test_copies_are_even_where_no_warp_is_partly_idle(tile: str, align: int, even: bool) -> None:
+def test_copies_are_even_if_no_warp_is_partly_idle(tile: str, align: int, even: bool) -> None:
     aligned = {"align_a": align, "align_b": align, "smem_a": "none", "smem_b": "none", "warp_tile": "16x16"}
     assert placement_of({**SPEC, **aligned, "cta_tile": tile}).copies_are_even == even
 
@@ -759,6 +755,6 @@ def test_the_fields_of_a_proof_have_types(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("error", [2 * float(np.finfo(np.float32).max), 9.8e21])
-def test_a_record_holds_every_error_between_finite_numbers(error: float) -> None:
+def test_records_hold_any_finite_error(error: float) -> None:
     document = dump({**make_record("one")[0], "proof": {"max_error": error}})
     assert Record.parse(document).data["proof"]["max_error"] == pytest.approx(error)

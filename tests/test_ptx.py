@@ -77,7 +77,7 @@ def only(text: str) -> Instruction:
 # ---- Parsing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_module_states_its_kernels_parameters_and_limits():
+def test_module_has_kernels_parameters_and_limits():
     module = parse(REVERSE)
     kernel = module.kernel("reverse")
     assert (module.version, module.target) == ("9.0", "sm_90a")
@@ -89,7 +89,7 @@ def test_a_module_states_its_kernels_parameters_and_limits():
     ]
 
 
-def test_clusters_and_static_and_dynamic_shared_memory():
+def test_clusters_and_shared_memory_are_parsed():
     text = HEAD + (
         ".extern .shared .align 1024 .b8 dynamic[];\n"
         ".visible .entry k()\n.maxntid 384, 1, 1\n.explicitcluster\n.reqnctapercluster 2, 1, 1\n"
@@ -117,7 +117,7 @@ def test_clusters_and_static_and_dynamic_shared_memory():
           Address(Register("%r3", "b32")))),
     ],
 )  # fmt: skip
-def test_operands(text, operands):
+def test_operands_are_parsed(text, operands):
     assert only(text).operands == operands
 
 
@@ -137,7 +137,7 @@ def test_nested_scopes_have_their_own_registers_and_labels():
     assert len(set(waits)) == 2
 
 
-def test_lines_are_those_of_the_text_and_loc_names_the_source():
+def test_lines_come_from_the_text_and_sources_from_loc():
     text = (
         HEAD
         + '.file 1 "gemm.cuh"\n.visible .entry k()\n{\n// comment\n.loc 1 42 7\nbar.sync 0; /* a\nlong one */ ret;\n}'
@@ -160,7 +160,7 @@ def test_source_lines_follow_inlined_calls_and_need_the_same_instructions():
 
 
 @pytest.mark.parametrize("text", ["not PTX", HEAD + ".visible .entry k() { mov.u32 %r1; ! }"])
-def test_other_text_is_refused_in_one_line(text):
+def test_text_that_is_no_ptx_gives_a_one_line_error(text):
     with pytest.raises(PtxError) as error:
         parse(text)
     assert "\n" not in str(error.value)
@@ -191,7 +191,7 @@ BLOCK = ".visible .entry k()\n{\n.reg .b32 %r<3>;\n"
         ("wgmma.mma_async.sync;", "is not supported"),
     ],
 )
-def test_malformed_ptx_is_refused(text, reason):
+def test_malformed_ptx_is_rejected(text, reason):
     with pytest.raises(PtxError, match=reason):
         translate(parse(HEAD + BLOCK + text + "\nret;\n}"))
 
@@ -199,7 +199,7 @@ def test_malformed_ptx_is_refused(text, reason):
 @pytest.mark.parametrize(
     "text", ["/* " * 200_000, ".entry a(" * 50_000, ".entry k" + " " * 300_000 + "x", ".entry a " * 50_000]
 )
-def test_unclosed_ptx_takes_no_time(text):
+def test_unclosed_ptx_is_rejected_quickly(text):
     began = time.process_time()
     try:
         parse(HEAD + text)
@@ -208,14 +208,14 @@ def test_unclosed_ptx_takes_no_time(text):
     assert time.process_time() - began < 2  # quadratic searches take minutes
 
 
-def test_a_declaration_of_a_kernel_is_no_kernel():
+def test_kernel_declarations_are_not_kernels():
     assert [one.name for one in parse(HEAD + ".entry j();\n" + BLOCK + "ret;\n}").kernels] == ["k"]
 
 
 # ---- Instructions ---------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_instruction_is_refused_by_name_and_line():
+def test_an_unknown_instruction_is_rejected_by_name_and_line():
     text = HEAD + ".visible .entry k()\n{\n.reg .b32 %r<2>;\ntex.1d.v4.f32 %r1, [%r0];\n}"
     with pytest.raises(PtxError, match=r"instruction tex\.1d\.v4\.f32 is not supported, at line 7 of the PTX"):
         translate(parse(text))
@@ -230,12 +230,12 @@ def test_an_unknown_instruction_is_refused_by_name_and_line():
         "call",
     ],
 )
-def test_what_the_executor_does_not_model_is_refused(opcode):
+def test_unmodelled_instructions_are_rejected(opcode):
     with pytest.raises(PtxError):
         list(translate(parse(HEAD + f".visible .entry k() {{ .reg .b32 %r<3>; {opcode} %r1, %r2; }}")))
 
 
-def test_rows_state_their_section_and_what_they_order():
+def test_instruction_table_names_sections_and_ordering():
     for row in TABLE:
         re.compile(row.pattern)
         assert row.isa
@@ -254,7 +254,7 @@ def test_copies_of_accumulators_are_accumulators():
     assert set(accumulator_registers(kernel)) == {"%f1", "%f2", "%f3", "%f4", "%r1", "%r4"}
 
 
-def test_a_launch_that_the_ptx_does_not_allow_is_refused(small_library):
+def test_launch_outside_the_limits_of_the_ptx_is_rejected(small_library):
     symbol = next(iter(small_library.records())).symbol
     record = small_library.load(symbol).record.data
     traits, subject = LaunchTraits.of(record), Subject(symbol, REVERSE.replace("reverse", symbol), record, 0)
@@ -266,7 +266,7 @@ def test_a_launch_that_the_ptx_does_not_allow_is_refused(small_library):
 # ---- Execution ------------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_of_ptx_runs_and_its_race_is_found(host_toolchain: HostToolchain):
+def test_ptx_kernel_runs_and_its_race_is_found(host_toolchain: HostToolchain):
     executable = Executable(host_toolchain.executable("reverse", REVERSE), REVERSE)
     for waits in (1, 0):
         out = np.zeros(64, np.uint32)
@@ -367,7 +367,7 @@ def test_accumulators_of_wgmma_are_checked_register_by_register(host_toolchain: 
         ("add.f32 %f2, %f2, %f3;", "%f1, %f2, %f3, %f4", "accesses %f2, which a wgmma in flight writes"),
     ],
 )
-def test_a_second_wgmma_has_the_accumulators_of_the_first(host_toolchain, between, accumulators, message):
+def test_second_wgmma_continues_the_accumulators_of_the_first(host_toolchain, between, accumulators, message):
     (first,) = (line for line in ACCUMULATORS.splitlines() if "mma_async" in line)
     text = ACCUMULATORS.replace(first, f"{first}\n{between}\n{first.replace('%f1, %f2, %f3, %f4', accumulators)}")
     executable = Executable(host_toolchain.executable("accumulate", text), text)
@@ -380,7 +380,7 @@ def test_a_second_wgmma_has_the_accumulators_of_the_first(host_toolchain, betwee
 
 
 @pytest.mark.slow
-def test_line_information_leaves_the_instructions_as_they_are(small_library):
+def test_line_information_does_not_change_instructions(small_library):
     stored = small_library.load(next(iter(small_library.records())).symbol)
     kernel = emit(plan_of(Spec.from_dict(stored.record.data["spec"])), templates_folder())
     annotated = ptx_of(kernel, headers(kernel.entry_header, templates_folder()), lines=True).decode()

@@ -66,7 +66,7 @@ def test_an_instruction_moves_behind_the_next_access() -> None:
     assert len(faults["drop"]) == 2 and len(faults["flip"]) == 1
 
 
-def test_a_fence_of_mbarriers_is_for_the_cluster_and_the_tma() -> None:
+def test_mbarrier_fences_serve_clusters_and_tma() -> None:
     fence = "fence.mbarrier_init.release.cluster;"
     init = "mbarrier.init.shared::cta.b64 [%r1], 1;"
     alone = by_way(ptx_of(init, fence, BARRIER, LOAD))["drop"]

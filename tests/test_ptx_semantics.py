@@ -175,7 +175,7 @@ WARPS: dict[str, np.ndarray] = {
 """Statements that write %d, which is 9 before, and the result of each lane. %p1 is true for odd lanes."""
 
 
-def test_instructions_of_a_warp_and_of_a_part_of_it(host_toolchain: HostToolchain) -> None:
+def test_warp_instructions_work_on_partial_masks(host_toolchain: HostToolchain) -> None:
     body = "and.b32 %a, %tid, 1; setp.eq.u32 %p1, %a, 1;"
     body += "\n".join(f"mov.u32 %d, 9; {text} st.global.u32 [%out+{i * 4}], %d;" for i, text in enumerate(WARPS))
     out, report = executed(host_toolchain, body, np.zeros((32, 1), np.uint32), len(WARPS), threads=32)
@@ -215,7 +215,7 @@ HANDED_OVER: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("how", HANDED_OVER)
-def test_a_release_that_is_acquired_orders_memory(how: str, host_toolchain: HostToolchain) -> None:
+def test_acquired_release_orders_memory(how: str, host_toolchain: HostToolchain) -> None:
     release, acquire = HANDED_OVER[how]
     move = (
         "shl.b32 %r2, %tid, 2; add.u32 %r3, %r8, %r2; mov.u32 %d, 0;\n"
@@ -250,7 +250,7 @@ def test_atomic_operations_on_numbers_of_all_types(host_toolchain: HostToolchain
     assert out[0].tolist() == [int(value) for value in steps.values()]
 
 
-def test_local_memory_is_a_threads_own_and_trap_is_a_finding(host_toolchain: HostToolchain) -> None:
+def test_local_memory_is_private_and_trap_is_a_finding(host_toolchain: HostToolchain) -> None:
     body = (
         ".local .align 8 .b8 stack[64]; mov.u64 %rd1, stack; cvta.local.u64 %rd2, %rd1; st.local.u32 [%rd1+8], %tid;"
         "ld.u32 %d, [%rd2+8]; st.global.u32 [%out], %d; setp.eq.u32 %p1, %tid, 5; @!%p1 bra $Lend;"
@@ -276,7 +276,7 @@ FROM_REGISTERS = (
 )
 
 
-def test_wgmma_reads_a_from_registers_until_it_is_waited_for(host_toolchain: HostToolchain) -> None:
+def test_wgmma_reads_registers_of_a_until_the_wait(host_toolchain: HostToolchain) -> None:
     random = np.random.default_rng(3)
     a, b = (random.integers(-3, 4, shape).astype(np.float16) for shape in ((64, 16), (8, 16)))
     words = np.zeros((128, 8), np.uint32)

@@ -80,7 +80,7 @@ def filtered(hostile: Callable[[], SandboxedExecutable]) -> None:
         pytest.skip("this kernel of Linux filters no system calls")
 
 
-def test_a_kernel_sees_no_environment_and_may_not_act(
+def test_kernels_run_without_environment_and_system_calls(
     hostile: Callable[[], SandboxedExecutable], filtered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", "secret")
@@ -101,7 +101,7 @@ def test_a_kernel_sees_no_environment_and_may_not_act(
     ],
     ids=["it crashes", "no report", "a malformed report", "it takes all memory"],
 )
-def test_a_process_that_misbehaves_is_told_of(
+def test_misbehaving_process_is_reported(
     hostile: Callable[[], SandboxedExecutable], action: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("generator.proof.sandbox.MAX_RESIDENT_BYTES", 64 << 20)
@@ -109,13 +109,13 @@ def test_a_process_that_misbehaves_is_told_of(
         hostile().run(launch(action), LATE)
 
 
-def test_what_is_no_shared_object_does_not_load(host_toolchain: HostToolchain, tmp_path: Path) -> None:
+def test_files_that_are_no_shared_object_do_not_load(host_toolchain: HostToolchain, tmp_path: Path) -> None:
     (tmp_path / "kernel.so").write_text("text")
     with pytest.raises(OSError, match=r"kernel\.so"):
         SandboxedExecutable(tmp_path / "kernel.so", host_toolchain.runner())
 
 
-def test_blocks_of_the_arena_are_used_again() -> None:
+def test_arena_reuses_blocks() -> None:
     first = arena().allocate(5000)
     arena().free(first)
     assert arena().allocate(8192) == first and arena().allocate(8192) != first
@@ -123,7 +123,7 @@ def test_blocks_of_the_arena_are_used_again() -> None:
         arena().allocate(2**46)
 
 
-def test_texts_that_would_reach_a_terminal_are_printable() -> None:
+def test_texts_for_a_terminal_are_printable() -> None:
     finding = {"kind": "race", "count": 1, "message": "\x1b]0;owned\x07", "file": "x", "line": 1}
     with pytest.raises(TypeError, match="message is not a printable str"):
         require_well_formed({"findings": [finding], "sites": [], "counters": {}, "predicates": ""})

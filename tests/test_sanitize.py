@@ -118,7 +118,7 @@ def conflicts(sites: tuple[dict, ...]) -> int:
     return sum(site["wavefronts"] - site["ideal_wavefronts"] for site in sites)
 
 
-def test_a_clean_kernel_is_clean_under_every_schedule(check):
+def test_clean_kernel_passes_every_schedule(check):
     for schedule in range(5):
         found, sites = check(schedule=schedule)
         assert found["passed"], found
@@ -143,7 +143,7 @@ def test_each_fault_is_found(check, fault, kinds):
     assert not found["passed"]
 
 
-def test_bank_conflicts_are_counted_and_are_no_fault(check):
+def test_bank_conflicts_are_counted_but_do_not_fail(check):
     found, sites = check(8)
     assert found["passed"]
     assert conflicts(sites) > 0
@@ -156,7 +156,7 @@ def test_a_wrong_result_names_the_element(check):
     assert "y[0] is" in found["reason"] and "64 of 64 elements are wrong" in found["reason"]
 
 
-def test_the_verb_reports_and_tells_by_its_status(tmp_path, capsys, monkeypatch, host_toolchain):
+def test_sanitize_reports_findings_and_sets_the_exit_status(tmp_path, capsys, monkeypatch, host_toolchain):
     monkeypatch.setenv("HGEMM_CACHE_DIR", str(host_toolchain.cache.parent))
     (tmp_path / "mirror.ptx").write_text(MIRROR)
     (tmp_path / "mirror.toml").write_text(LAUNCH.format(fault=2))
@@ -232,7 +232,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_launch_file_that_does_not_fit_is_refused_in_one_line(message):
+def test_mismatched_launch_file_gives_a_one_line_error(message):
     with pytest.raises(RequestError) as error:
         description_of(REFUSED[message], parse(MIRROR), "mirror.toml")
     assert message in str(error.value)
@@ -240,14 +240,14 @@ def test_a_launch_file_that_does_not_fit_is_refused_in_one_line(message):
     assert "\n" not in str(error.value)
 
 
-def test_a_cubin_is_refused_with_the_way_to_ptx(tmp_path):
+def test_cubin_is_rejected_with_the_command_for_ptx(tmp_path):
     path = tmp_path / "kernel.ptx"
     path.write_bytes(b"\x7fELF\x02")
     with pytest.raises(RequestError, match="machine code, and sanitize reads PTX: compile with `nvcc -ptx`"):
         read_module(path)
 
 
-def test_a_source_is_refused_with_the_way_to_ptx(tmp_path):
+def test_source_is_rejected_with_the_command_for_ptx(tmp_path):
     path = tmp_path / "kernel.cu"
     path.write_text("__global__ void kernel() {}")
     with pytest.raises(RequestError, match="CUDA C.., and sanitize reads PTX: compile with `nvcc -ptx"):

@@ -96,7 +96,7 @@ def d_of(kernel: EmulatedKernel, case: Case, workers: int, adversary: Adversary)
         trial.free()
 
 
-def test_d_depends_on_the_number_of_workers_and_on_nothing_else(host_toolchain: HostToolchain) -> None:
+def test_d_depends_only_on_the_number_of_workers(host_toolchain: HostToolchain) -> None:
     """With one worker there is one chain of sums; two and three cut k elsewhere, so that f32 is rounded elsewhere."""
     kernel = kernel_of({**WGMMA, "out": "f32"}, host_toolchain)
     case = Case(Shape(64, 64, 15 * 64))
@@ -156,7 +156,7 @@ def test_a_launch_decides_splits_raster_and_bias(name: str, host_toolchain: Host
         ({"schedule": "split_k:3"}, LaunchOptions(3, 0, -2)),
     ],
 )
-def test_a_launch_gives_the_bits_of_the_constant_kernel(
+def test_launch_options_give_the_bits_of_constant_kernels(
     constant: dict[str, str], options: LaunchOptions, host_toolchain: HostToolchain
 ) -> None:
     fixed = kernel_of({**WGMMA, "out": "f32", **constant}, host_toolchain)

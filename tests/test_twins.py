@@ -59,7 +59,9 @@ def test_kernels_of_two_architectures_are_twins(twins: tuple[ProofSource, ProofS
 
 
 @pytest.mark.parametrize("fields", [{"stages": "3"}, {"layout": "nn"}, {"beta": "off"}, {"tile": "32x64x16"}])
-def test_kernels_that_differ_otherwise_are_none(twins: tuple[ProofSource, ProofSource], fields: dict[str, str]) -> None:
+def test_kernels_with_other_differences_are_no_twins(
+    twins: tuple[ProofSource, ProofSource], fields: dict[str, str]
+) -> None:
     assert key_of(twins[0]) != key_of(text_of(dtype="bf16", **fields))
 
 
@@ -69,7 +71,7 @@ def test_other_types_have_no_twins(fields: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("at", (0, 1), ids=["f16", "bf16"])
-def test_every_changed_line_parts_twins(twins: tuple[ProofSource, ProofSource], at: int) -> None:
+def test_any_other_changed_line_makes_no_twins(twins: tuple[ProofSource, ProofSource], at: int) -> None:
     text = twins[at]
     lines, key = ptx_of(text.kernel).decode().splitlines(), key_of(text)
     body = [i for i, line in enumerate(lines) if line.strip().endswith((";", ";}", "; }")) and "%" in line]
@@ -78,7 +80,7 @@ def test_every_changed_line_parts_twins(twins: tuple[ProofSource, ProofSource], 
         assert key_of(text, "\n".join([*lines[:i], *lines[i + 1 :]])) != key, lines[i]
 
 
-def test_an_instruction_of_the_other_type_parts_twins(twins: tuple[ProofSource, ProofSource]) -> None:
+def test_an_instruction_of_the_other_type_makes_no_twins(twins: tuple[ProofSource, ProofSource]) -> None:
     for text, own, other in zip(twins, ("f16", "bf16"), ("bf16", "f16")):
         ptx = ptx_of(text.kernel).decode()
         places = [found.start() for found in re.finditer(rf"(?<=\.){own}", ptx)]
@@ -87,13 +89,13 @@ def test_an_instruction_of_the_other_type_parts_twins(twins: tuple[ProofSource, 
             assert key_of(text, ptx[:at] + other + ptx[at + len(own) :]) == ""
 
 
-def test_f16_numbers_read_as_bf16_part_twins(twins: tuple[ProofSource, ProofSource]) -> None:
+def test_f16_numbers_read_as_bf16_make_no_twins(twins: tuple[ProofSource, ProofSource]) -> None:
     ptx = ptx_of(twins[0].kernel).decode()
     wrong, count = re.subn(r"cvt\.f32\.f16 (%f\d+), (%rs\d+);", r"mov.b32 \1, {0,\2};", ptx, count=1)
     assert count == 1 and key_of(twins[0], wrong) == ""
 
 
-def test_the_record_parts_twins(twins: tuple[ProofSource, ProofSource]) -> None:
+def test_different_records_make_no_twins(twins: tuple[ProofSource, ProofSource]) -> None:
     first, second = twins
     for section, name, value in (("launch", "smem_bytes", 1), ("spec", "stages", 9), ("traits", "graph_safe", False)):
         changed = {**second.record, section: {**second.record[section], name: value}}
@@ -153,7 +155,7 @@ def test_other_kernels_are_not_built_as_twins(twins: tuple[ProofSource, ProofSou
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_a_twin_is_translated_as_if_it_was_parsed_alone(arch: str) -> None:
+def test_twin_translation_equals_a_separate_parse(arch: str) -> None:
     fields = {"arch": arch, **({"tile": "64x32x64"} if arch == "sm_90a" else {})}
     pair = [subject_of(text_of(dtype=dtype, **fields).kernel) for dtype in ("f16", "bf16")]
     for one, other in (pair, reversed(pair)):
@@ -166,7 +168,7 @@ def test_a_twin_is_translated_as_if_it_was_parsed_alone(arch: str) -> None:
         assert found == expected
 
 
-def test_a_text_with_other_operands_is_parsed_alone(twins: tuple[ProofSource, ProofSource]) -> None:
+def test_texts_with_other_operands_are_parsed_separately(twins: tuple[ProofSource, ProofSource]) -> None:
     one, other = (subject_of(text.kernel) for text in twins)
     lines = other.ptx.splitlines()
     body = [i for i, line in enumerate(lines) if re.search(r"%r\d+[,;\]]", line) and ".reg" not in line]
@@ -178,7 +180,7 @@ def test_a_text_with_other_operands_is_parsed_alone(twins: tuple[ProofSource, Pr
     assert parse_like(fewer, other.symbol, one.ptx, one.symbol) == parse(fewer)
 
 
-def test_a_fault_of_both_is_found_in_both(
+def test_faults_of_both_twins_are_found_in_both(
     host_toolchain: HostToolchain, twins: tuple[ProofSource, ProofSource]
 ) -> None:
     with faulty_templates(EDGE) as templates:
@@ -188,7 +190,7 @@ def test_a_fault_of_both_is_found_in_both(
 
 @pytest.mark.parametrize("rule", ["one_tile", "split_k", "persistent", "stream_k"])
 @pytest.mark.parametrize("beta", (True, False))
-def test_the_cases_of_numbers_have_both_kinds_whole_and_ragged(rule: str, beta: bool) -> None:
+def test_number_cases_cover_whole_and_ragged_shapes(rule: str, beta: bool) -> None:
     traits = LaunchTraits.of(record(rule, **({"splits": 3} if rule == "split_k" else {}), beta=beta))
     whole, ragged, *_ = number_cases(traits, stages=3)
     assert not whole.numbers and not ragged.numbers and len(KINDS) == 2
@@ -198,7 +200,7 @@ def test_the_cases_of_numbers_have_both_kinds_whole_and_ragged(rule: str, beta: 
     assert bool(ragged.beta) == beta and ragged.loose
 
 
-def test_the_cases_of_numbers_have_each_bias_and_parts_if_the_launch_decides() -> None:
+def test_number_cases_cover_the_options_of_a_launch() -> None:
     traits = LaunchTraits.of(record("launch", bias="launch"))
     default = default_cases(traits, stages=3)
     found = number_cases(traits, stages=3)

@@ -76,7 +76,7 @@ def checked(driver: FakeDriver, document: dict, case: Case, *faults: str, **opti
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_right_kernel_passes_every_default_case(driver: FakeDriver, name: str) -> None:
+def test_right_kernel_passes_all_default_cases(driver: FakeDriver, name: str) -> None:
     kernel = kernel_of(driver, KERNELS[name])
     cases = default_cases(kernel.traits, resident_ctas=6)
     assert len(cases) >= 12
@@ -106,7 +106,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS)
-def test_every_fault_is_found_and_named(driver: FakeDriver, fault: str, message: str) -> None:
+def test_every_fault_is_named(driver: FakeDriver, fault: str, message: str) -> None:
     found = checked(driver, record(), CASE, fault)
     assert not found.passed
     with pytest.raises(AssertionError, match=message):
@@ -126,7 +126,7 @@ def test_a_workspace_keeps_its_counters_at_zero(driver: FakeDriver, fault: str, 
     assert found.reason == message and found.passed == (not message)
 
 
-def test_a_batch_that_takes_one_matrix_is_found(driver: FakeDriver) -> None:
+def test_batch_that_reads_only_one_matrix_is_found(driver: FakeDriver) -> None:
     case = Case(Shape(20, 20, 20, 3))
     assert not checked(driver, record(), case, "takes one B").passed
     assert checked(driver, record(), replace(case, broadcast="b"), "takes one B").passed
@@ -134,7 +134,7 @@ def test_a_batch_that_takes_one_matrix_is_found(driver: FakeDriver) -> None:
     assert checked(driver, record(), large).passed and not checked(driver, record(), large, "takes one B").passed
 
 
-def test_c_is_not_read_where_beta_is_zero(driver: FakeDriver) -> None:
+def test_c_is_not_read_if_beta_is_zero(driver: FakeDriver) -> None:
     kernel = kernel_of(driver, record())
     seen = []
     launch = driver.kernel
@@ -168,7 +168,7 @@ def test_operands_may_share_memory(driver: FakeDriver) -> None:
     assert not checked(driver, record(), case, "writes the padding").passed
 
 
-def test_rows_that_are_far_apart_are_copied_one_by_one(driver: FakeDriver) -> None:
+def test_distant_rows_are_copied_separately(driver: FakeDriver) -> None:
     device = open_device()
     layout = OperandLayout(3, 5, 2**27 + 8, 1, 0, "f32", 4)
     memory = HostMemory()
@@ -182,7 +182,7 @@ def test_rows_that_are_far_apart_are_copied_one_by_one(driver: FakeDriver) -> No
     assert type(operand_in(device, replace(layout, leading=8), 4096, 0)) is Operand
 
 
-def test_far_offsets_need_memory() -> None:
+def test_far_offset_cases_need_memory() -> None:
     traits = LaunchTraits.of(record())
     (far,) = (case for case in default_cases(traits, 6, 80 << 30) if case.min_span)
     layouts = operand_layouts(traits, far)
@@ -192,7 +192,7 @@ def test_far_offsets_need_memory() -> None:
 
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
-def test_the_case_of_far_offsets_is_small_whatever_the_tile(layout: str) -> None:
+def test_far_offset_cases_are_small_for_every_tile(layout: str) -> None:
     traits = replace(LaunchTraits.of(record(layout=layout)), tile_m=8, tile_n=16, tile_k=2048)
     (far,) = (case for case in default_cases(traits, 6, 80 << 30) if case.min_span)
     assert far.shape == Shape(9, 17, 2049)
@@ -223,7 +223,7 @@ def test_without_guard_bands_the_allocations_end_with_the_last_element(driver: F
     assert sorted(sizes) == sorted([2 * (2 * 8 + 7), 2 * (4 * 8 + 7), 2 * (2 * 8 + 5)])
 
 
-def test_pointers_are_no_more_aligned_than_the_kernel_needs(driver: FakeDriver) -> None:
+def test_pointers_have_only_the_required_alignment(driver: FakeDriver) -> None:
     for align, align_bytes in ((8, 16), (1, 2)):
         kernel = kernel_of(driver, record(align=(align,) * 3))
         problems = []
@@ -245,7 +245,7 @@ def test_a_failed_launch_is_raised_and_frees_everything(driver: FakeDriver) -> N
 # ---- Cases and operands ---------------------------------------------------------------------------------------------
 
 
-def test_default_cases_cover_what_may_go_wrong() -> None:
+def test_default_cases_cover_known_failures() -> None:
     traits = LaunchTraits.of(record("persistent"))
     cases = default_cases(traits, resident_ctas=500)
     shapes = [case.shape for case in cases]
@@ -259,7 +259,7 @@ def test_default_cases_cover_what_may_go_wrong() -> None:
     assert not any(case.beta or case.in_place for case in default_cases(LaunchTraits.of(record(beta=False)), 6))
 
 
-def test_launches_that_decide_their_splits_are_checked_on_whole_waves_and_a_tail() -> None:
+def test_launch_splits_are_checked_on_whole_waves_and_a_tail() -> None:
     traits = LaunchTraits.of(record("launch"))
     resident = 132
     by_wave = [
@@ -294,7 +294,7 @@ def test_shapes_are_read_and_written() -> None:
 
 @pytest.mark.parametrize("acc", ["f32", "f16", "f16_promoted"])
 @pytest.mark.parametrize("k", [1, 100, 4101, 100000])
-def test_integers_never_leave_what_the_accumulator_holds(acc: str, k: int) -> None:
+def test_integer_data_fits_the_accumulator(acc: str, k: int) -> None:
     traits = LaunchTraits.of(record(acc=acc))
     operands = draw(traits, Case(Shape(8, 8, k)), "integer", np.random.default_rng(0))
     products = np.abs(operands.a) @ np.abs(operands.b)
@@ -302,7 +302,7 @@ def test_integers_never_leave_what_the_accumulator_holds(acc: str, k: int) -> No
 
 
 @pytest.mark.parametrize("tile_k", [16, 32, 48, 64, 128])
-def test_f16_holds_the_integers_of_one_k_tile_and_not_of_two(tile_k: int) -> None:
+def test_f16_holds_integers_of_one_k_tile_only(tile_k: int) -> None:
     traits = LaunchTraits.of(record(acc="f16_promoted", cta_tile=f"32x48x{tile_k}"))
     given = draw(traits, Case(Shape(8, 8, 8 * tile_k)), "integer", np.random.default_rng(0))
     assert not follow(traits, given.a, given.b)[1].any()
@@ -319,7 +319,7 @@ def test_normal_data_does_not_overflow_f16() -> None:
 
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
-def test_operands_are_stored_as_the_layout_says(layout: str) -> None:
+def test_operands_follow_the_layout(layout: str) -> None:
     traits = LaunchTraits.of(record(layout=layout))
     operands = draw(traits, CASE, "normal", np.random.default_rng(0))
     numbers = stored(traits, operands)
@@ -330,7 +330,7 @@ def test_operands_are_stored_as_the_layout_says(layout: str) -> None:
     assert np.array_equal(a if layout[0] == "t" else a.swapaxes(1, 2), operands.a)
 
 
-def test_the_canary_is_no_number_in_any_type(driver: FakeDriver) -> None:
+def test_canary_is_nan_in_every_type(driver: FakeDriver) -> None:
     words = np.full(4, CANARY, "<u2")
     for name, dtype in DTYPES.items():
         assert np.isnan(decode(words.view(dtype.storage), name)).all()
@@ -352,7 +352,7 @@ def test_a_run_is_timed_and_checked(driver: FakeDriver) -> None:
     assert run(kernel_of(driver, record()), CASE, open_device(), samples=1, checked=False).check is None
 
 
-def test_a_large_run_is_checked_on_some_rows(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_runs_are_checked_on_some_rows(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hgemm.verification.CHECKED_PRODUCTS", 48 * 32 * 10)
     found = run(kernel_of(driver, record()), Case(Shape(64, 48, 32)), open_device(), samples=1)
     assert found.check.passed and 3 <= found.checked_rows <= 10
@@ -413,7 +413,7 @@ def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(
     spread=st.sampled_from([0, 4]),
     whole=st.booleans(),
 )
-def test_short_products_are_seldom_rounded_and_stay_under_the_bound(group_bits, k, seed, spread, whole) -> None:
+def test_short_products_stay_under_the_bound(group_bits, k, seed, spread, whole) -> None:
     """Sums of bf16: also of integers, whose sums are exact, and one number that makes all of them inexact."""
     drawn = operands(seed, 4, 4, k, "bf16", whole)
     a = drawn.a * 2.0 ** np.random.default_rng(seed).integers(-spread, spread + 1, k)
@@ -437,7 +437,7 @@ def test_short_products_are_seldom_rounded_and_stay_under_the_bound(group_bits, 
     offset=st.floats(-2, 2),
     copy=st.sampled_from(["tma", "cp_async"]),
 )
-def test_shares_of_any_k_tiles_stay_under_the_bound_of_stream_k(acc, group, k, seed, share, offset, copy) -> None:
+def test_stream_k_shares_stay_under_the_bound(acc, group, k, seed, share, offset, copy) -> None:
     """With any number of workers, shares begin and end at any k-tiles, and their sums are added in the order of k."""
     whole, traits = replace(BY_ACC[acc], copy=copy), LaunchTraits.of(record("stream_k", acc=acc, copy=copy))
     drawn = operands(seed, 4, 4, k)
@@ -477,7 +477,7 @@ def test_the_bound_follows_the_k_tile_that_comes_first(
     assert reference(replace(copied, mma="m16n8k16", last_k_tile_first=False), one).error_ratio(d) > 1.0
 
 
-def test_the_bound_of_stream_k_is_hardly_wider_than_that_of_one_chain() -> None:
+def test_stream_k_bound_is_close_to_the_bound_of_one_chain() -> None:
     given = operands(0, 16, 16, 2000)
     one, shared = (follow(traits, given.a, given.b)[1] for traits in (F32, LaunchTraits.of(record("stream_k"))))
     assert np.all(shared >= one) and np.mean(shared) < 2 * np.mean(one)  # signs of partial sums are unknown
@@ -530,7 +530,7 @@ def test_the_bound_is_not_vacuous_for_normal_data(acc: str, k: int) -> None:
     assert 0.005 < used <= 1.0
 
 
-def test_the_bound_grows_with_what_is_added_and_not_with_the_worst_case() -> None:
+def test_bound_grows_with_the_summands() -> None:
     given = operands(3, 16, 16, 4096)
     _, bound = follow(F32, given.a, given.b)
     worst = 1.5 * 4096 * 2.0**-23 * np.max(np.abs(given.a) @ np.abs(given.b))
@@ -573,7 +573,7 @@ def cut(values: np.ndarray) -> np.ndarray:
     b_takes=st.sampled_from([cut, lambda values: representable(values, "tf32")]),
     one_sign=st.booleans(),
 )
-def test_tf32_is_cut_off_or_rounded_within_the_bound(seed, k, group_bits, a_takes, b_takes, one_sign) -> None:
+def test_tf32_truncation_and_rounding_stay_under_the_bound(seed, k, group_bits, a_takes, b_takes, one_sign) -> None:
     given = operands(seed, 4, 4, k, "tf32")
     if one_sign:  # nothing cancels
         given = OperandValues(np.abs(given.a), np.abs(given.b))
@@ -581,7 +581,7 @@ def test_tf32_is_cut_off_or_rounded_within_the_bound(seed, k, group_bits, a_take
     assert ratio(replace(TF32, arch="sm_80"), given, computed) <= 1.0
 
 
-def test_the_bound_of_tf32_has_no_room_for_digits_that_are_not_there() -> None:
+def test_tf32_bound_detects_missing_digits() -> None:
     drawn = operands(11, 24, 24, 512, "tf32")
     given = OperandValues(representable(drawn.a, "tf32"), representable(drawn.b, "tf32"))
     f16 = operands(11, 24, 24, 512)
@@ -591,7 +591,7 @@ def test_the_bound_of_tf32_has_no_room_for_digits_that_are_not_there() -> None:
     assert ratio(TF32, given, rounded_as_bf16) > 10.0 and ratio(TF32, given, given.a[0] @ given.b[0]) < 1e-3
 
 
-def test_what_tensor_cores_take_of_tf32_has_11_digits() -> None:
+def test_tf32_operands_have_11_bits() -> None:
     values = np.concatenate([np.random.default_rng(1).standard_normal(5000), [0.0, 1.0, 1 + 2.0**-10, -(2.0**-120)]])
     taken, lost = representable(values, "tf32"), truncation_error(values, "tf32")
     assert np.array_equal(cut(taken), taken) and not truncation_error(taken, "tf32").any()
@@ -623,13 +623,13 @@ def test_epilogues_stay_under_the_bound(name: str, dtype_d: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATION_FORMULAS))
-def test_activations_are_as_steep_as_said(name: str) -> None:
+def test_activation_slopes_are_bounded(name: str) -> None:
     x = np.linspace(-12, 12, 200001)
     slope = np.abs(np.diff(ACTIVATION_FORMULAS[name].function(x)) / np.diff(x)).max()
     assert slope <= ACTIVATION_FORMULAS[name].steepest + 1e-9 and slope > ACTIVATION_FORMULAS[name].steepest - 0.01
 
 
-def test_an_overflow_of_d_is_allowed_and_a_nan_is_not() -> None:
+def test_overflow_of_d_is_allowed_but_nan_is_not() -> None:
     wide = np.full((1, 1, 2), 7e4)
     expected = apply_epilogue(F32, wide, 0 * wide, 1.0, 0.0, None, None)
     assert compare("", np.array([[[np.inf, 65504.0]]]), expected, "").passed
@@ -639,7 +639,7 @@ def test_an_overflow_of_d_is_allowed_and_a_nan_is_not() -> None:
         assert not compare("", np.array([[[bad, 0.0]]]), small, "").passed
 
 
-def test_some_rows_are_the_same_as_of_all() -> None:
+def test_reference_of_some_rows_equals_the_whole() -> None:
     given = operands(2, 9, 5, 40)
     given = replace(given, c=np.ones((1, 9, 5)), bias=np.arange(9.0).reshape(1, 9, 1), beta=0.5)
     traits, rows = LaunchTraits.of(record(bias="column")), np.array([0, 3, 8])
@@ -647,7 +647,7 @@ def test_some_rows_are_the_same_as_of_all() -> None:
     assert np.allclose(whole.values[:, rows], some.values, rtol=1e-14) and np.allclose(whole.bound[:, rows], some.bound)
 
 
-def test_numbers_and_bits_agree() -> None:
+def test_conversions_to_bits_round_trip() -> None:
     values = np.array([1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -3.5, 0.0, 65280.0])
     assert decode(encode(values, "bf16"), "bf16").tolist() == [1.0, 1.0, 1 + 2.0**-6, -3.5, 0.0, 65280.0]
     every = np.arange(2**16, dtype="<u2")
