@@ -54,7 +54,7 @@ def activated(executable: Executable, name: str, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_within_the_bound_by_which_kernels_are_checked(compiled: Executable, name: str) -> None:
+def test_activation_is_within_the_checked_bound(compiled: Executable, name: str) -> None:
     x = np.concatenate(
         [np.linspace(-20, 20, 40_001), np.geomspace(1e-38, 3e38, 2_000), -np.geomspace(1e-38, 3e38, 2_000)]
     )
@@ -71,7 +71,7 @@ def test_every_activation_has_a_reference() -> None:
         formula_of("swish")
 
 
-def test_the_far_end_of_gelu_is_as_exact_as_by_erf_in_f32(compiled: Executable) -> None:
+def test_gelu_tail_is_as_exact_as_erf_in_f32(compiled: Executable) -> None:
     x = np.linspace(-9, -3, 10_001).astype(np.float32).astype(np.float64)
     wanted = ACTIVATION_FORMULAS["gelu"].function(x)
     assert (np.abs(activated(compiled, "gelu", x) - wanted) / np.abs(x)).max() < 7e-8
@@ -85,7 +85,7 @@ def test_gelu_has_a_small_relative_error_up_to_3(compiled: Executable) -> None:
 
 
 @pytest.mark.parametrize("name", ["gelu", "silu"])
-def test_what_is_no_number_stays_so_and_large_ones_are_kept_or_cut(compiled: Executable, name: str) -> None:
+def test_activations_keep_nan_and_saturate_large_numbers(compiled: Executable, name: str) -> None:
     far = activated(compiled, name, np.array([np.inf, 1e30, 0.0, -1e4, np.nan]))
     assert far[0] == np.inf and far[1] == np.float32(1e30) and far[2] == 0 and abs(far[3]) < 1e-30 and np.isnan(far[4])
 

@@ -103,7 +103,7 @@ def test_the_real_cublas_serves_the_rest(blas: Path, trial: str) -> None:
     assert results and not [result for result in results if result[1] != result[2]]
 
 
-def test_the_log_tells_each_problem_once_and_sums_up(blas: Path) -> None:
+def test_log_has_each_problem_once_and_a_summary(blas: Path) -> None:
     lines = tried(blas, "forms", HGEMM_BLAS_LOG="1").stderr.splitlines()
     *problems, summary = [line.removeprefix("hgemm_blas: ") for line in lines]
     assert len(set(problems)) == len(problems) > 10
@@ -115,7 +115,7 @@ def test_the_log_tells_each_problem_once_and_sums_up(blas: Path) -> None:
     assert found and int(found[1]) > 10 and int(found[2]) > 10, summary
 
 
-def test_the_log_tells_why_no_kernel_on_tensor_cores_computed_a_product(blas: Path) -> None:
+def test_log_names_the_reason_for_simt_products(blas: Path) -> None:
     lines = tried(blas, "products", HGEMM_BLAS_LOG="1").stderr.splitlines()
     servers = {
         types: {line.partition(f" {types}: ")[2] for line in lines if f" {types}: " in line} for types in WITHOUT
@@ -128,7 +128,7 @@ def test_the_log_tells_why_no_kernel_on_tensor_cores_computed_a_product(blas: Pa
 
 
 @pytest.mark.parametrize("trial", ["forwarded", "lt_forwarded"])
-def test_the_log_tells_why_cublas_computed_a_product(blas: Path, trial: str) -> None:
+def test_log_names_the_reason_for_forwarded_products(blas: Path, trial: str) -> None:
     lines = tried(blas, trial, HGEMM_BLAS_FALLBACK=str(blas / "libreal.so"), HGEMM_BLAS_LOG="1").stderr.splitlines()
     found = [line.partition(": cuBLAS") for line in lines if " batch " in line and ": cuBLAS" in line]
     assert len(found) >= 2 and all(re.fullmatch(r", \w.* \w.*", reason) for _, _, reason in found)
@@ -149,7 +149,7 @@ def test_arrays_of_pointers_are_served_on_tensor_cores_if_rows_are_multiples_of_
 
 
 @pytest.mark.parametrize("trial", ["statuses", "lt_statuses"])
-def test_the_log_tells_why_a_call_failed(blas: Path, trial: str) -> None:
+def test_log_names_the_reason_for_failed_calls(blas: Path, trial: str) -> None:
     lines = tried(blas, trial, HGEMM_BLAS_LOG="1").stderr.splitlines()
     failed = [line for line in lines if "CUBLAS_STATUS_INVALID_VALUE" in line]
     assert len(set(failed)) == len(failed) > 5 and re.search(r"; \d+ calls failed$", lines[-1])
@@ -164,7 +164,7 @@ def test_a_program_without_calls_has_no_log(blas: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
-def test_the_log_tells_why_a_handle_is_not_created(blas: Path) -> None:
+def test_log_names_the_reason_for_a_missing_handle(blas: Path) -> None:
     """A program often hides the status of cublasCreate."""
     library = blas / "c" / "lib" / "libhgemm_blas.so"
     script = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).cublasCreate_v2(ctypes.byref(ctypes.c_void_p()))"
@@ -173,21 +173,21 @@ def test_the_log_tells_why_a_handle_is_not_created(blas: Path) -> None:
     assert not run(blas, sys.executable, "-c", script, library, FAKE_CAPABILITY="70").stderr
 
 
-def test_a_fallback_that_is_no_cublas_is_told(blas: Path) -> None:
+def test_fallback_that_is_no_cublas_is_reported(blas: Path) -> None:
     done = tried(blas, "forms", HGEMM_BLAS_FALLBACK="/absent/libcublas.so")
     assert "HGEMM_BLAS_FALLBACK is /absent/libcublas.so, which is not cuBLAS" in done.stderr
     own = tried(blas, "forms", HGEMM_BLAS_FALLBACK=str(blas / "c" / "lib" / "libhgemm_blas.so"))
     assert "it has no cublasCreate_v2 of its own" in own.stderr
 
 
-def test_the_log_tells_epilogues_of_cublaslt(blas: Path) -> None:
+def test_log_names_cublaslt_epilogues(blas: Path) -> None:
     lines = tried(blas, "lt_products", HGEMM_BLAS_LOG="1").stderr
     for epilogue in (" bias:", " relu:", " bias relu:", " bias gelu:"):
         assert re.search(rf"cublasLtMatmul TN m 5 n 7 k 9 batch 1 .*{epilogue} hgemm, hgemm_sm80_", lines), epilogue
 
 
 @pytest.mark.parametrize("major", [12, 13])
-def test_programs_find_cublaslt_under_its_name(blas: Path, tmp_path: Path, major: int) -> None:
+def test_programs_find_the_library_as_cublaslt(blas: Path, tmp_path: Path, major: int) -> None:
     """A program that was linked with a cuBLASLt whose symbols have versions starts with ours, and none other is loaded."""
     name = f"libcublasLt.so.{major}"
     (tmp_path / "map").write_text(f"{name} {{ global: cublasLt*; }};\n")
@@ -204,7 +204,7 @@ def test_programs_find_cublaslt_under_its_name(blas: Path, tmp_path: Path, major
 
 
 @pytest.mark.parametrize("major", [12, 13])
-def test_programs_find_it_under_the_names_of_cublas(blas: Path, tmp_path: Path, major: int) -> None:
+def test_programs_find_the_library_under_cublas_names(blas: Path, tmp_path: Path, major: int) -> None:
     """A program that was linked with a cuBLAS whose symbols have versions starts with ours, and gets its version."""
     if not shutil.which("readelf"):
         pytest.skip("no readelf here")

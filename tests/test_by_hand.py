@@ -144,7 +144,7 @@ def test_a_header_is_of_one_kernel(paper_library: Library) -> None:
     assert done.returncode == 2 and not done.stdout and "--header describes one kernel" in done.stderr
 
 
-def test_the_header_tells_the_inputs_of_an_expression() -> None:
+def test_header_names_the_inputs_of_an_expression() -> None:
     from generator.sweep import sweep
     from generator.tuning import planned_record
 
@@ -153,7 +153,7 @@ def test_the_header_tells_the_inputs_of_an_expression() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_runs_both_programs(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+def test_programs_run_on_a_gpu(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     need_compiler()
     folder = make_library(tmp_path_factory)
     records = [json.loads((place / "record.json").read_text()) for place in folder.glob("hgemm_*")]

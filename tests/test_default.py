@@ -32,7 +32,7 @@ def default(library: Library, driver: ComputingDriver, monkeypatch: pytest.Monke
     monkeypatch.setattr("hgemm.default.library", lambda: library)
 
 
-def test_a_product_takes_one_line() -> None:
+def test_matmul_uses_the_default_library() -> None:
     a, b = numbers(40, 64), numbers(64, 48)
     assert (hgemm.matmul(Standard(a), Standard(b)).array == product(a, b)).all()
     out = np.zeros((40, 48), "f2")
@@ -56,7 +56,7 @@ def test_a_linear_layer_takes_any_leading_axes_and_does_not_copy_its_weight(
     assert (out.array == expected).all()
 
 
-def test_what_a_linear_layer_cannot_take_is_one_line() -> None:
+def test_linear_rejects_bad_arguments_in_one_line() -> None:
     x, w = numbers(2, 3, 5, 64), numbers(48, 64)
     with pytest.raises(ProblemError, match=r"weight is \(64,\): pass \(n, k\)"):
         hgemm.linear(Cuda(x), Cuda(w[0]))
@@ -66,19 +66,19 @@ def test_what_a_linear_layer_cannot_take_is_one_line() -> None:
         hgemm.linear(Cuda(x), Cuda(w))
 
 
-def test_arrays_that_must_not_be_written_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_of_other_libraries_need_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Standard, "__module__", "jaxlib._jax")
     with pytest.raises(ProblemError, match="a new Standard cannot be made: pass out"):
         hgemm.matmul(Standard(numbers(8, 8)), Standard(numbers(8, 8)))
 
 
-def test_the_functions_win_over_modules_of_the_package() -> None:
+def test_functions_shadow_modules_of_the_same_name() -> None:
     """A module named hgemm.matmul would hide the function once it is imported."""
     text = "import hgemm, hgemm.library, hgemm.products; assert callable(hgemm.matmul) and callable(hgemm.linear)"
     subprocess.run([sys.executable, "-c", text], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
-def test_the_default_library_builds_where_the_generator_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_library_builds_if_the_generator_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hgemm.growth.can_build()
     monkeypatch.setattr("hgemm.growth.MODULE", "no_such_package.plugin")
     assert not hgemm.growth.can_build()

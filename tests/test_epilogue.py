@@ -263,7 +263,7 @@ def with_unused_inputs(
     return acc + bias
 
 
-def test_an_input_that_the_result_does_not_use_is_named() -> None:
+def test_unused_input_is_named() -> None:
     line = with_unused_inputs.__code__.co_firstlineno + 3
     with pytest.warns(UserWarning, match=f"{re.escape(__file__)}:{line}: the result does not depend on scale,"):
         assert trace(with_unused_inputs) == epilogue_of("bias: Row; acc + bias")
@@ -275,20 +275,20 @@ def test_an_input_that_the_result_does_not_use_is_named() -> None:
         epilogue_of("s: Scalar; acc" + "+0" * 60)
 
 
-def test_legal_neighbours_of_illegal_expressions_are_read() -> None:
+def test_expressions_close_to_illegal_ones_are_accepted() -> None:
     assert epilogue_of("0 / acc").formula == "0.0 / acc"
     assert epilogue_of("clamp(acc, 1, 1)").formula == "minimum(maximum(acc, 1.0), 1.0)"
     assert epilogue_of("clamp(acc, bias, -1)").has("row")
     assert parse_epilogue('{"inputs":[],"nodes":[["acc"],["constant",0.0],["div",0,1]]}')  # libraries may contain it
 
 
-def test_a_library_runs_no_file(tmp_path: Path) -> None:
+def test_library_matmul_runs_no_python_file(tmp_path: Path) -> None:
     a = np.ones((8, 8), np.float16)
     with pytest.raises(RequestError, match="names a Python file: import the function and pass it"):
         hgemm.Library(tmp_path).matmul(a, a, epilogue="examples/epilogues.py:scaled")
 
 
-def test_a_file_names_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_epilogues_name_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "my_epilogues.py"
     path.write_text(
         "from hgemm.epilogue_language import Row, relu\n\n\ndef shifted(acc, bias: Row):\n    return relu(acc + bias)\n"
@@ -343,7 +343,7 @@ def test_only_the_two_sides_of_an_operation_may_be_exchanged(other: str, equal: 
     assert epilogue_of("x: Row; acc + x") != epilogue_of("y: Row; acc + y")
 
 
-def test_a_list_is_split_outside_of_parentheses() -> None:
+def test_lists_are_split_outside_parentheses() -> None:
     assert emission.texts_of("max(acc, 0), clamp(acc, 0, 6) ,none") == ["max(acc, 0)", "clamp(acc, 0, 6)", "none"]
     asked = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "none,relu(acc + bias),max(acc, 0)"}])
     assert [plan.spec.beta for plan in asked.plans] == [True, False, False]
@@ -376,7 +376,7 @@ def test_half_of_a_gated_pair_is_rejected(text: str, message: str) -> None:
         parse_field("epilogue", text)
 
 
-def test_the_second_argument_of_a_pair_must_matter() -> None:
+def test_gated_pair_must_depend_on_up() -> None:
     with pytest.raises(EpilogueError, match="does not depend on up, the second accumulator"):
         trace(lambda gate, up: gate * 2.0)
 
@@ -394,7 +394,7 @@ def test_kernels_that_cannot_compute_a_gated_pair_say_why(options: dict[str, str
     assert reason in (gated_pair(refused.plan) or "")
 
 
-def test_interleaved_weights_give_both_factors() -> None:
+def test_interleaved_weights_compute_gate_and_up() -> None:
     gate, up = np.arange(48.0).reshape(3, 16), -np.arange(48.0).reshape(3, 16)
     packed = interleave(gate, up)
     assert packed.shape == (3, 32) and packed[0, 8] == -0.0 and packed[1, 16] == gate[1, 8]
@@ -563,7 +563,7 @@ def test_a_kind_has_the_hash_of_the_expression() -> None:
     assert Kind.from_code(Kind(epilogue="00000000").code).epilogue == "00000000"
 
 
-def test_all_tables_have_every_operation() -> None:
+def test_every_table_has_every_operation() -> None:
     assert OPERATIONS.keys() == BOUNDS.keys()
     for name, operation in OPERATIONS.items():
         numbers = ["acc", "acc * 3.0", "1.0"][: operation.arguments]
@@ -678,7 +678,7 @@ def test_a_random_expression_reads_back(text: str) -> None:
     assert len(found.operands) <= MAX_INPUTS and emission.in_cpp(found, "f16")
 
 
-def test_no_bound_where_a_result_is_undefined() -> None:
+def test_undefined_results_have_no_bound() -> None:
     acc = np.array([[[-1.0, 0.0, 4.0]]])
     found = evaluate(epilogue_of("log(acc)"), Interval.around(acc), {})
     assert np.array_equal(np.isnan(found.exact), [[[True, True, False]]])
@@ -692,7 +692,7 @@ def test_an_uncertain_comparison_takes_both_branches() -> None:
     assert found.error[0, 0, 0] >= 5.0 and found.error[0, 0, 1] < 0.1
 
 
-def test_a_kernel_with_an_expression_is_of_another_kind() -> None:
+def test_expressions_are_part_of_the_kind() -> None:
     plans = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "none,relu(acc + bias)"}]).plans
     plain, other = (LaunchTraits.of(planned_sections(emit(plan, ROOT / "templates"))) for plan in plans)
     assert kind_of(plain).epilogue == "none" and kind_of(other).epilogue == epilogue_of("relu(acc + bias)").hash
@@ -761,7 +761,7 @@ def test_a_proof_needs_a_bound(hasty_workshop: HostToolchain) -> None:
     assert "no element has an error bound in any case" in checks[-1].reason
 
 
-def test_names_of_functions_and_of_python_types_are_not_inputs_and_types() -> None:
+def test_function_names_and_python_types_are_rejected_as_inputs() -> None:
     with pytest.raises(EpilogueError, match=r"`gelu` is a function: write gelu\(\.\.\.\)"):
         epilogue_of("bias + gelu")  # `generate` reads bias+gelu as fixed options, before it reads formulas
     for make in (lambda: Matrix[float], lambda: epilogue_of("x: Matrix[float]; acc + x")):

@@ -143,7 +143,7 @@ def chosen(
     return status, (choice.symbol if status == 0 else c.fuse_last_message()).decode()
 
 
-def test_the_list_names_the_inputs(c: ctypes.CDLL, library: Library) -> None:
+def test_kernel_list_names_the_inputs(c: ctypes.CDLL, library: Library) -> None:
     count = c.fuse_list(None, 0)
     kernels = (CKernel * count)()
     c.fuse_list(kernels, count)
@@ -196,7 +196,7 @@ def test_hgemm_export_takes_an_expression(library: Library, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("ld", [None, 305, 308])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_c_selects_what_python_selects(c: ctypes.CDLL, library: Library, ld: int | None, batch: int) -> None:
+def test_c_and_python_select_the_same_kernel(c: ctypes.CDLL, library: Library, ld: int | None, batch: int) -> None:
     given = problem(batch=batch, ld=ld)
     query = SelectionQuery.of(kind(), given, ANY_WORKSPACE, FUSED)
     python = Selector(open_library(library.folder).table, Target((8, 0), 108, 166912)).choose(query)
@@ -219,7 +219,7 @@ def test_hgemm_select_takes_an_expression(library: Library, epilogue: Epilogue) 
         (["--n", 300], "n must be a multiple of 16"),
     ],
 )
-def test_hgemm_select_rejects_what_a_gated_pair_cannot_compute(
+def test_hgemm_select_rejects_products_that_a_gated_pair_cannot_compute(
     library: Library, options: list[str | int], message: str
 ) -> None:
     words = ["select", "--library", library.folder, "--arch", "80", "--m", 200, "--k", 64]
@@ -227,7 +227,7 @@ def test_hgemm_select_rejects_what_a_gated_pair_cannot_compute(
     assert done.returncode == 2 and message in done.stderr
 
 
-def test_measurements_of_an_expression_decide_in_c_as_in_python(library: Library, tmp_path: Path) -> None:
+def test_measurements_of_an_expression_decide_in_c_and_python(library: Library, tmp_path: Path) -> None:
     given, copy = problem(), Library(tmp_path / "library")
     shutil.copytree(library.folder, copy.folder)
     query = SelectionQuery.of(kind(), given, ANY_WORKSPACE, FUSED)
@@ -310,7 +310,7 @@ def test_d_of_a_gated_pair_has_half_the_columns(c: ctypes.CDLL) -> None:
     )
 
 
-def test_a_matrix_of_ds_type_may_be_d(c: ctypes.CDLL) -> None:
+def test_matrix_input_of_the_type_of_d_may_be_d(c: ctypes.CDLL) -> None:
     given = problem()
     assert chosen(c, given, kind(), _aux(3, pointer=given.d))[0] == 0
 

@@ -58,7 +58,7 @@ def test_every_operation_has_a_derivative() -> None:
 
 
 @pytest.mark.parametrize("case", [*EXAMPLES, *FORMULAS])
-def test_derivatives_are_those_of_central_differences(case: str) -> None:
+def test_derivatives_match_central_differences(case: str) -> None:
     epilogue = trace(getattr(epilogues, case)) if case in EXAMPLES else epilogue_of(case)
     generator, step = np.random.default_rng(5), 1e-5
     names = ["acc", *["up"] * epilogue.gated, *(one.name for one in epilogue.inputs)]

@@ -118,7 +118,7 @@ def test_a_batch_may_share_a(opened: Library, driver: ExpressionDriver) -> None:
     assert (arrays["out"] == expected(arrays, inputs)).all()
 
 
-def test_inputs_may_lie_elsewhere_in_later_calls(opened: Library, driver: ExpressionDriver) -> None:
+def test_later_calls_may_use_other_addresses(opened: Library, driver: ExpressionDriver) -> None:
     library = Library(opened.folder)
     for seed in range(3):
         arrays, inputs = given()
@@ -129,7 +129,7 @@ def test_inputs_may_lie_elsewhere_in_later_calls(opened: Library, driver: Expres
     assert len(library._launch_cache._launchers) == 1
 
 
-def test_unaligned_matrices_get_a_kernel_of_their_own(opened: Library, driver: ExpressionDriver) -> None:
+def test_unaligned_matrices_select_an_unaligned_kernel(opened: Library, driver: ExpressionDriver) -> None:
     library = Library(opened.folder)
     arrays, inputs = given()
     wide = numbers(40, 49, dtype="f4")
@@ -163,7 +163,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("change, message", WRONG, ids=[message[:24] for _, message in WRONG])
-def test_unfit_inputs_are_rejected(opened: Library, driver: ExpressionDriver, change: dict, message: str) -> None:
+def test_mismatched_inputs_are_rejected(opened: Library, driver: ExpressionDriver, change: dict, message: str) -> None:
     arrays, inputs = given()
     inputs = {name: one for name, one in {**inputs, **change}.items() if one is not None}
     with pytest.raises(ProblemError, match=message):
@@ -171,7 +171,7 @@ def test_unfit_inputs_are_rejected(opened: Library, driver: ExpressionDriver, ch
     assert not driver.symbols
 
 
-def test_other_calls_do_not_take_kernels_with_an_expression(opened: Library, driver: ExpressionDriver) -> None:
+def test_plain_calls_ignore_kernels_with_an_expression(opened: Library, driver: ExpressionDriver) -> None:
     library, (arrays, inputs) = Library(opened.folder), given()
     with pytest.raises(UnsupportedError, match=r"make one with `generate --arch .* --epilogue 'relu\(acc\)'"):
         library.matmul(**on_gpu(arrays), epilogue="relu(acc)")
@@ -260,7 +260,7 @@ def test_several_results_are_a_tuple(opened: Library, driver: ExpressionDriver, 
         check_results(arrays, inputs, results)
 
 
-def test_unfit_results_are_rejected(opened: Library, driver: ExpressionDriver) -> None:
+def test_mismatched_results_are_rejected(opened: Library, driver: ExpressionDriver) -> None:
     library = Library(opened.folder)
     arrays, inputs, results = results_of(given()[0])
 
@@ -376,7 +376,7 @@ def test_new_arrays_have_the_types_of_results() -> None:
         empty_product(a, b, epilogue_of("(acc, bf16(acc))"))
 
 
-def test_numpy_has_bf16_if_another_package_adds_it() -> None:
+def test_new_bf16_array_in_numpy_needs_ml_dtypes() -> None:
     with pytest.raises(
         ProblemError, match="a new ndarray of bfloat16 cannot be made .*: import ml_dtypes, or pass out"
     ):

@@ -56,7 +56,7 @@ MAX_BYTES = 12 * 2**20
 # ---- What is written ------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_is_what_its_manifest_says(paper_export: Path, paper_library: Library) -> None:
+def test_folder_matches_its_manifest(paper_export: Path, paper_library: Library) -> None:
     assert check_manifest(paper_export) == []
     manifest = json.loads((paper_export / "MANIFEST.json").read_text())
     assert manifest["kernels"].keys() == manifest["keys"].keys()
@@ -93,7 +93,7 @@ def test_code_that_nvfatbin_cannot_read_is_named() -> None:
         fat_binary("hgemm_a", {"89": b"no machine code" * 9}, {"89": b".version 9.0\0"})
 
 
-def test_symbols_are_hidden_and_nothing_of_nvidia_is_linked(paper_export: Path) -> None:
+def test_symbols_are_hidden_and_nvidia_is_not_linked(paper_export: Path) -> None:
     if not shutil.which("nm"):
         pytest.skip("no nm here")
     shared = paper_export / "lib" / "libhgemm.so"
@@ -115,7 +115,7 @@ def test_no_path_of_this_machine_is_inside(paper_export: Path, tmp_path_factory:
             assert str(ROOT).encode() not in content and b"pytest-of" not in content, path
 
 
-def test_another_folders_files_are_left_alone(paper_library: Library, tmp_path: Path) -> None:
+def test_files_of_other_folders_are_kept(paper_library: Library, tmp_path: Path) -> None:
     library = open_library(paper_library.folder)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
@@ -178,7 +178,7 @@ def test_a_damaged_kernel_is_not_exported(small_library: Library, tmp_path: Path
     assert not (tmp_path / "export").exists()
 
 
-def test_a_compiler_that_fails_leaves_nothing(small_library: Library, tmp_path: Path) -> None:
+def test_failed_compilation_leaves_nothing(small_library: Library, tmp_path: Path) -> None:
     need_compiler()
     library = open_library(small_library.folder)
     bad = tmp_path / "badcc"
@@ -192,7 +192,7 @@ def test_a_compiler_that_fails_leaves_nothing(small_library: Library, tmp_path: 
 # ---- The command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
+def test_without_a_compiler_export_writes_sources(
     small_library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["export", "--library", small_library.folder, "--uncompressed", "--kernels", "*_tn_*,*_tt_*"]
@@ -236,7 +236,7 @@ def test_the_command_notes_folders_without_a_record(small_library: Library, tmp_
 # ---- Size -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_takes_so_little_that_the_catalog_fits(small_library: Library, tmp_path: Path) -> None:
+def test_kernels_are_small_enough_for_the_catalog(small_library: Library, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvfatbin", reason="nvidia-nvfatbin is not installed")
     library = open_library(small_library.folder)
     done = export(library, tmp_path / "export", ExportOptions(library.symbols, compiler="absent"))
@@ -318,7 +318,7 @@ def test_a_prefix_names_the_package_and_its_targets(small_library: Library, tmp_
     configured_and_built(source, tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'export'}")
 
 
-def test_without_built_libraries_find_package_says_what_to_do(small_library: Library, tmp_path: Path) -> None:
+def test_find_package_without_built_libraries_names_the_fix(small_library: Library, tmp_path: Path) -> None:
     library = open_library(small_library.folder)
     export(library, tmp_path / "export", ExportOptions(library.symbols, compressed=False, compiler="absent"))
     source = project(tmp_path / "source", "find_package(hgemm CONFIG REQUIRED)", "hgemm::hgemm")
@@ -361,7 +361,7 @@ KERNEL_OPTIONS = (
 
 
 @pytest.mark.parametrize("options", KERNEL_OPTIONS, ids=lambda options: "-".join(options.values()))
-def test_d_is_what_is_left_and_nothing_is_read(options: dict[str, str], host_toolchain: HostToolchain) -> None:
+def test_k_of_0_reads_nothing(options: dict[str, str], host_toolchain: HostToolchain) -> None:
     (plan,) = sweep([options]).plans
     kernel = emit(plan, templates_folder())
     traits = LaunchTraits.of(planned_sections(kernel))
@@ -445,7 +445,7 @@ def fuzzer(paper_export: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return folder / "fuzz", env
 
 
-def test_a_million_problems_are_launched_or_refused_with_words(fuzzer: tuple[Path, dict[str, str]]) -> None:
+def test_a_million_problems_launch_or_give_a_message(fuzzer: tuple[Path, dict[str, str]]) -> None:
     program, env = fuzzer
     done = subprocess.run([program, str(PROBLEMS), "1"], capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -75,7 +75,7 @@ def probe(paper_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- Programs -------------------------------------------------------------------------------------------------------
 
 
-def test_the_example_starts_without_a_gpu_and_says_so(example: Path, tmp_path: Path) -> None:
+def test_example_reports_a_missing_gpu(example: Path, tmp_path: Path) -> None:
     empty = {"LD_LIBRARY_PATH": str(tmp_path)}
     done = run(example, **empty)
     if done.returncode != NO_GPU:
@@ -84,16 +84,14 @@ def test_the_example_starts_without_a_gpu_and_says_so(example: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("capability", ["80", "86", "89", "90", "100", "120"])
-def test_the_examples_products_are_right_on_every_architecture(
-    example: Path, cuda: dict[str, str], capability: str
-) -> None:
+def test_example_products_are_right_on_every_architecture(example: Path, cuda: dict[str, str], capability: str) -> None:
     done = run(example, FAKE_CAPABILITY=capability, **cuda)
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == 8 and all(map(RIGHT.fullmatch, lines)), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("rule", ["multiply", "shared"])
-def test_the_examples_makefile_builds_it(paper_export: Path, cuda: dict[str, str], rule: str, tmp_path: Path) -> None:
+def test_makefile_of_the_example_works(paper_export: Path, cuda: dict[str, str], rule: str, tmp_path: Path) -> None:
     if not shutil.which("make"):
         pytest.skip("no make here")
     folder = shutil.copytree(EXAMPLE, tmp_path / "c")
@@ -101,7 +99,7 @@ def test_the_examples_makefile_builds_it(paper_export: Path, cuda: dict[str, str
     assert run(folder / "multiply", **cuda).returncode == 0
 
 
-def test_devices_that_have_no_kernel_or_are_not_there_are_told(example: Path, cuda: dict[str, str]) -> None:
+def test_devices_without_a_kernel_give_an_error(example: Path, cuda: dict[str, str]) -> None:
     done = run(example, FAKE_CAPABILITY="70", **cuda)
     assert done.returncode == 1 and "no kernel of this library runs on sm_70" in done.stderr
     assert run(example, FAKE_COUNT="0", **cuda).returncode == NO_GPU
@@ -110,7 +108,7 @@ def test_devices_that_have_no_kernel_or_are_not_there_are_told(example: Path, cu
 
 
 @pytest.mark.parametrize("capability", ["80", "90"])
-def test_operands_go_where_the_kernel_looks_for_them(
+def test_operands_are_passed_to_the_kernel(
     paper_export: Path, paper_library: Library, cuda: dict[str, str], capability: str
 ) -> None:
     """Every sort of product, ragged, batched, broadcast, with unused elements after rows, and in place."""
@@ -122,7 +120,7 @@ def test_operands_go_where_the_kernel_looks_for_them(
     assert found and int(found[1]) > 20 and int(found[2]) > 10, done.stdout
 
 
-def test_launches_are_those_of_python(
+def test_c_launches_equal_python_launches(
     example: Path, cuda: dict[str, str], paper_library: Library, tmp_path: Path
 ) -> None:
     """Grid, threads and shared memory, of one tile a CTA, split-K, and no k at all; and the handle's workspace."""
@@ -163,7 +161,7 @@ def test_a_large_product_has_a_cta_for_each_tile(
 
 
 @pytest.mark.parametrize("ctas_per_sm", [1, 3])
-def test_a_launch_of_stream_k_is_that_of_python(cuda: dict[str, str], tmp_path: Path, ctas_per_sm: int) -> None:
+def test_stream_k_launch_equals_python(cuda: dict[str, str], tmp_path: Path, ctas_per_sm: int) -> None:
     """All CTAs that the device holds, 2 an SM of 132 here, but no more than the workspace is for; then counters for each tile."""
     texts = {"arch": "sm_80", "tile": "32x32x32", "schedule": "stream_k", "ctas_per_sm": str(ctas_per_sm)}
     kernels = [emit(plan, templates_folder()) for plan in sweep([texts]).plans]
@@ -231,7 +229,7 @@ def test_whole_tiles_of_a_launch_count_clusters(cuda: dict[str, str], tmp_path: 
     assert int(launch[3]) == grid_x(traits, m, n, 1, 132 * 2 // traits.cluster_ctas, options)
 
 
-def test_everything_is_given_back_whatever_fails(probe: Path, cuda: dict[str, str]) -> None:
+def test_failures_release_all_resources(probe: Path, cuda: dict[str, str]) -> None:
     for entry in ("", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernelEx", "cuMemsetD8Async"):
         done = run(probe, "lifetime", FAKE_FAIL=entry, FAKE_LAZY="1", **cuda)
         words = done.stdout.split()
@@ -239,7 +237,7 @@ def test_everything_is_given_back_whatever_fails(probe: Path, cuda: dict[str, st
         assert (words[3] == "0") == (entry in ("", "cuMemsetD8Async")), done.stdout
 
 
-def test_the_threads_context_is_as_it_was(probe: Path, cuda: dict[str, str]) -> None:
+def test_context_of_the_thread_is_restored(probe: Path, cuda: dict[str, str]) -> None:
     done = run(probe, "context", FAKE_LAZY="1", **cuda)
     assert done.stdout == "none before, none after\nmine before, mine after\nno context: 3\n", done.stdout + done.stderr
 
@@ -277,7 +275,7 @@ def test_no_function_needs_a_stack_that_grows_with_the_library(paper_export: Pat
         compiled("-std=gnu11", "-Wframe-larger-than=16384", *includes, "-c", source, "-o", tmp_path / "out.o")
 
 
-def test_the_list_is_the_library(probe: Path, paper_library: Library) -> None:
+def test_kernel_list_matches_the_library(probe: Path, paper_library: Library) -> None:
     listed = [line.split() for line in run(probe, "list").stdout.splitlines()]
     records = {record.symbol: record.data for record in paper_library.records()}
     assert sorted(words[0] for words in listed) == sorted(records)
@@ -288,7 +286,7 @@ def test_the_list_is_the_library(probe: Path, paper_library: Library) -> None:
         assert align == f"{traits.align_a}{traits.align_b}{traits.align_d}"
 
 
-def test_bad_input_is_a_status_with_words(probe: Path, cuda: dict[str, str]) -> None:
+def test_bad_input_gives_a_status_and_a_message(probe: Path, cuda: dict[str, str]) -> None:
     done = run(probe, "bad", FAKE_LAZY="1", **cuda)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -298,7 +296,7 @@ def test_bad_input_is_a_status_with_words(probe: Path, cuda: dict[str, str]) -> 
         assert wanted == found and len(message) > 10, line
 
 
-def test_a_damaged_image_is_refused(paper_export: Path, cuda: dict[str, str], tmp_path: Path) -> None:
+def test_a_damaged_image_is_rejected(paper_export: Path, cuda: dict[str, str], tmp_path: Path) -> None:
     copied = Path(shutil.copytree(paper_export, tmp_path / "damaged"))
     path = copied / "src" / "images.bin"
     blob = path.read_bytes()
@@ -342,7 +340,7 @@ def test_tensor_maps_are_encoded_as_python_encodes_them(probe: Path, cuda: dict[
     ]
 
 
-def test_products_with_the_arguments_of_blas(paper_export: Path, cuda: dict[str, str], tmp_path: Path) -> None:
+def test_blas_arguments_multiply(paper_export: Path, cuda: dict[str, str], tmp_path: Path) -> None:
     program = built(ROOT / "tests" / "gemm_ex.c", tmp_path / "gemm_ex", paper_export, "-std=c99", "-pedantic")
     done = run(program, FAKE_CAPABILITY="80", **cuda)
     assert done.stdout == "0 0 0 0 0 0 0 0 0 5 5 7 11\n", done.stdout + done.stderr
@@ -417,7 +415,7 @@ def test_no_workspace_is_allocated_before_a_kernel_needs_one(told: Callable[...,
     assert told("limit=1 select run").count("alloc") == 0
 
 
-def test_a_capture_takes_a_workspace_of_its_own_and_never_allocates(told: Callable[..., Told]) -> None:
+def test_capture_has_its_own_workspace_and_never_allocates(told: Callable[..., Told]) -> None:
     made = told("stream=16 run capture=16 run run capture=0 run")
     assert not any(made.statuses) and made.live == 0
     eager, *captured, after = made.workspaces
@@ -463,7 +461,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> tuple[OpenLibrary, Pat
     return open_library(folder / "library"), program
 
 
-def test_launches_begin_early_where_those_of_python_do(
+def test_c_and_python_agree_on_early_launches(
     clusters: tuple[OpenLibrary, Path], cuda: dict[str, str], tmp_path: Path
 ) -> None:
     """Pairs of CTAs in one wave, with a long k, wait, unless D has one row or column of them."""
@@ -487,7 +485,7 @@ def test_launches_begin_early_where_those_of_python_do(
     assert ("tt", False) not in early, "large clusters always begin early"
 
 
-def test_a_capture_without_a_workspace_is_told_what_to_do(told: Callable[..., Told]) -> None:
+def test_capture_without_a_workspace_names_the_fix(told: Callable[..., Told]) -> None:
     made = told("run stream=16 capture=16 run stream=32 capture=32 run capture=0 prepare capture=32 run")
     assert [status for status in made.statuses if status] == [CAPTURE]
     assert "before the capture, call hgemm_prepare" in made.messages[0]
@@ -536,7 +534,7 @@ def test_another_size_replaces_the_workspaces(told: Callable[..., Told]) -> None
     assert order == ["alloc"] * 2 + ["free"] * 2 + ["alloc"] * 2 + ["free"] * 2
 
 
-def test_the_callers_memory_serves_a_stream(told: Callable[..., Told]) -> None:
+def test_workspace_of_the_caller_is_used(told: Callable[..., Told]) -> None:
     made = told("stream=16 set=0x700000000 run capture=16 run capture=0 stream=32 run stream=16 set=0 run")
     assert not any(made.statuses) and made.live == 0
     first, captured, other, again = made.workspaces
@@ -550,7 +548,7 @@ def test_the_callers_memory_serves_a_stream(told: Callable[..., Told]) -> None:
     assert made.statuses[-1] == 13 and "D overlaps the workspace" in made.messages[0]
 
 
-def test_a_lack_of_memory_is_a_status(told: Callable[..., Told]) -> None:
+def test_out_of_memory_gives_a_status(told: Callable[..., Told]) -> None:
     made = told("run size=0 run", FAKE_FAIL="cuMemAlloc_v2")
     assert made.statuses == [OUT_OF_MEMORY, 0, 0] and "hgemm_set_workspace_size" in made.messages[0] and made.live == 0
     made = told("run", FAKE_FAIL="cuMemsetD8Async")
@@ -612,7 +610,7 @@ def test_deprecated_names_still_compile_with_a_warning(paper_export: Path, tmp_p
     assert run(program).returncode == 0
 
 
-def test_two_exports_live_in_one_program(
+def test_two_exports_link_into_one_program(
     small_library: Library, paper_export: Path, cuda: dict[str, str], tmp_path: Path
 ) -> None:
     other = export_paper(small_library, tmp_path / "other", name="mygemm")
@@ -636,7 +634,7 @@ def test_two_exports_live_in_one_program(
 
 
 @pytest.mark.parametrize("name", ["", "Mine", "9lives", "a-b", "a" * 33, "std", "é", "mine_"])
-def test_a_prefix_that_is_no_name_is_refused(name: str) -> None:
+def test_illegal_prefix_is_rejected(name: str) -> None:
     with pytest.raises(RequestError, match="is not a valid name"):
         check_name(name)
 
@@ -673,7 +671,7 @@ def test_the_source_form_compiles_from_its_own_folder(small_library: Library, tm
     assert launches[instance.stem] == library.records[instance.stem].data["launch"]
 
 
-def test_a_header_that_changed_since_is_told(small_library: Library, tmp_path: Path) -> None:
+def test_outdated_header_is_reported(small_library: Library, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(small_library.folder, tmp_path / "library"))
     symbol = open_library(folder).symbols[0]
     path = folder / symbol / "record.json"

@@ -153,7 +153,7 @@ def drawn(rng: random.Random, kinds: list[Kind], table: DispatchTable) -> tuple[
     return target, kind, problem, rng.choice([0, 2**20, ANY_WORKSPACE])
 
 
-def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
+def test_c_and_python_choose_alike(measured_library: Library, library: ctypes.CDLL) -> None:
     table = open_library(measured_library.folder).table
     selectors: dict[Target, Selector] = {}
     rng = random.Random(0)
@@ -195,7 +195,7 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
     assert kinds_told >= {"no such kind", "more workspace", "addresses alignment", "alignment workspace"}, kinds_told
 
 
-def test_c_takes_the_options_that_were_measured_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
+def test_c_and_python_use_measured_launch_options(measured_library: Library, library: ctypes.CDLL) -> None:
     """Options of the same problem, and of a problem with the same tiles."""
     table, rng = open_library(measured_library.folder).table, random.Random(2)
     kind, target = MEASURED_KINDS[-1], Target.typical("sm_90")
@@ -220,7 +220,7 @@ def test_c_takes_the_options_that_were_measured_as_python_does(measured_library:
 
 
 @pytest.mark.slow
-def test_c_counts_whole_tiles_in_clusters_as_python_does(tmp_path: Path) -> None:
+def test_c_and_python_count_whole_tiles_in_clusters(tmp_path: Path) -> None:
     """Whole tiles beyond the problem's make measured options unusable, and whole tiles only make no split cost anything."""
     texts = {**AT_LAUNCH, "arch": "sm_90a", "tile": "128x128x64", "cluster": "2x1", "serial_parts": "on"}
     splits = {"arch": "sm_90a", "tile": "128x64x64", "schedule": "split_k_cluster:4"}  # gives the order parts of k
@@ -254,7 +254,7 @@ def test_c_counts_whole_tiles_in_clusters_as_python_does(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "tile, cluster, ordered", [("64x64", "1x1", 3), ("64x64", "2x1", 3), ("64x64", "1x4", 3), ("64x64", "2x2", 0)]
 )
-def test_c_orders_the_tiles_of_one_wave_as_python_does(tmp_path: Path, tile: str, cluster: str, ordered: int) -> None:
+def test_c_and_python_order_the_tiles_of_one_wave(tmp_path: Path, tile: str, cluster: str, ordered: int) -> None:
     """So that the GPCs of 132 SMs read the least. For other grids and SMs, a cluster of 1x4 has panels, and others have groups."""
     text = {"arch": "sm_90a", "tile": f"{tile}x64", "cluster": cluster, "schedule": "persistent", "raster": "launch"}
     small = paper_library(tmp_path / "library", [emit(plan, templates_folder()) for plan in sweep([text]).plans])
@@ -277,7 +277,7 @@ def test_c_orders_the_tiles_of_one_wave_as_python_does(tmp_path: Path, tile: str
     assert bool(taken[True]) == bool(ordered)
 
 
-def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
+def test_c_and_python_name_the_same_unmet_requirements(measured_library: Library, library: ctypes.CDLL) -> None:
     """On devices with little shared memory, and for problems of more tiles than a grid has."""
     table, rng, kinds_told = open_library(measured_library.folder).table, random.Random(1), set()
     kinds = sorted({kind_of(LaunchTraits.of(record.data)) for record in measured_library.records()}, key=str)
@@ -295,7 +295,7 @@ def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, lib
     assert {"fewer", "shared", "alignment"} <= {word for kinds in kinds_told for word in kinds.split()}, kinds_told
 
 
-def test_c_keeps_the_orders_that_python_keeps(measured_library: Library, library: ctypes.CDLL) -> None:
+def test_c_and_python_keep_the_same_orders(measured_library: Library, library: ctypes.CDLL) -> None:
     """With HGEMM_BATCH_INVARIANT and HGEMM_ORDER_CUBLAS: the kernel, its options, and what is missing."""
     table, rng = open_library(measured_library.folder).table, random.Random(4)
     kinds = sorted({kind_of(LaunchTraits.of(record.data)) for record in measured_library.records()}, key=str)
@@ -375,12 +375,12 @@ def word_of(need: str) -> str:
     return need.removeprefix("more ").split()[0]
 
 
-def test_the_table_that_is_exported_is_the_librarys(paper_library: Library, paper_export: Path) -> None:
+def test_exported_table_equals_the_table_of_the_library(paper_library: Library, paper_export: Path) -> None:
     exported = json.loads((paper_export / "table.json").read_text())
     assert exported == json.loads(json.dumps(open_library(paper_library.folder).table.to_dict()))
 
 
-def test_the_header_numbers_the_words_as_python_does(paper_export: Path) -> None:
+def test_header_and_python_number_words_alike(paper_export: Path) -> None:
     """Every enumeration of hgemm.h, in the order of hgemm/problem.py."""
     text = (paper_export / "include" / "hgemm.h").read_text()
     wanted = {
@@ -396,14 +396,14 @@ def test_the_header_numbers_the_words_as_python_does(paper_export: Path) -> None
         assert found == [(word.upper(), str(place)) for place, word in enumerate(words)]
 
 
-def test_devices_that_are_none_are_refused(library: ctypes.CDLL) -> None:
+def test_invalid_devices_are_rejected(library: ctypes.CDLL) -> None:
     for device in (CDevice(0, 0, 1, 1), CDevice(9, 10, 1, 1), CDevice(9, 0, 0, 1), CDevice(9, 0, 132, -1)):
         problem, choice = CProblem.of(Kind(), Problem(1, 1, 1), 0), CChoice()
         assert library.hgemm_select_for(ctypes.byref(device), ctypes.byref(problem), ctypes.byref(choice)) == 3
         assert b"is no GPU" in library.hgemm_last_message()
 
 
-def test_what_is_missing_is_told(library: ctypes.CDLL) -> None:
+def test_missing_kernels_give_an_error(library: ctypes.CDLL) -> None:
     h200 = Target.typical("sm_90")
     status, _ = in_c(library, h200, Kind(activation="silu"), Problem(1, 1, 1), 0)
     assert status == NO_KERNEL

@@ -60,7 +60,7 @@ def test_every_default_case_passes(small_library: Library, layout: str) -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_each_code_loads_where_it_may(small_library: Library, code: str) -> None:
+def test_cubin_and_ptx_load_on_supported_gpus(small_library: Library, code: str) -> None:
     kernel = kernel_of(small_library, "tn", code)
     try:
         choose_code(kernel.image, open_device().capability)
@@ -141,7 +141,7 @@ def test_cupy_arrays_multiply(small_library: Library) -> None:
     assert float(cupy.abs(out.astype("f8") - a.astype("f8") @ b.astype("f8")).max()) < 0.03
 
 
-def test_what_does_not_fit_is_refused(small_library: Library) -> None:
+def test_unsupported_arrays_are_rejected(small_library: Library) -> None:
     torch = pytest.importorskip("torch")
     kernel = kernel_of(small_library, "tn")
     a = torch.zeros(8, 8, device="cuda", dtype=torch.float16)
@@ -173,14 +173,14 @@ def measured(works: list[Work], kernels: list[Kernel], **changed) -> list[dict]:
 
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
-def test_both_sides_are_right_and_are_paired(kernels: list[Kernel], layout: str) -> None:
+def test_bench_measures_both_sides_in_pairs(kernels: list[Kernel], layout: str) -> None:
     work = Work(512, 384, 256, layout=layout)
     for result in measured([work, replace(work, batch=3, m=8)], kernels):
         assert result["ours"] and result["first"] and result["best"] and not result["refused"]
         assert 0.1 < result["ratio_best"]["median"] < 10 and result["figures"][result["ours"]]["rounds"] >= 15
 
 
-def test_torch_is_a_baseline_too(kernels: list[Kernel]) -> None:
+def test_bench_supports_torch_as_baseline(kernels: list[Kernel]) -> None:
     pytest.importorskip("torch")
     works = [Work(512, 384, 256, layout=layout, batch=batch) for layout in ("tn", "nt") for batch in (1, 3)]
     document = run(BenchPlan(works, kernels, protocol=QUICK, baseline=Torch), open_device(), print)
@@ -189,7 +189,7 @@ def test_torch_is_a_baseline_too(kernels: list[Kernel]) -> None:
         assert result["ours"] and result["best"] == "torch" and not result["refused"]
 
 
-def test_bursts_and_solos_are_measured_too(kernels: list[Kernel]) -> None:
+def test_bench_measures_burst_and_solo(kernels: list[Kernel]) -> None:
     burst, solo = measured([Work(1024, 1024, 1024)], kernels, states=("burst", "solo"))
     assert burst["figures"][burst["ours"]]["rounds"] == 2 and set(solo["alone"]) == set(solo["figures"])
 
@@ -224,7 +224,7 @@ def test_the_baseline_has_the_bias_and_the_activation(settings: Settings, bias: 
 
 
 @pytest.mark.parametrize("bias", ["none", "row"])
-def test_launch_options_are_tuned_and_taken(settings: Settings, bias: str, tmp_path: Path) -> None:
+def test_tuned_launch_options_are_used(settings: Settings, bias: str, tmp_path: Path) -> None:
     texts = {"arch": "sm_80", "tile": "64x64x32", "schedule": "launch", "raster": "launch", "bias": "launch"}
     symbol = made(texts, settings)[0].record.symbol
     library, device = Store(tmp_path / "tuned"), open_device()
@@ -391,12 +391,12 @@ def example(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def test_the_examples_products_are_right(example: Path) -> None:
+def test_example_products_are_right(example: Path) -> None:
     done = subprocess.run([example], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.count(": 0 of ") == 8, done.stdout + done.stderr
 
 
-def test_memcheck_finds_nothing_in_the_example(example: Path) -> None:
+def test_memcheck_finds_nothing(example: Path) -> None:
     if not shutil.which("compute-sanitizer"):
         pytest.skip("no compute-sanitizer here")
     command = ["compute-sanitizer", "--tool", "memcheck", "--leak-check", "full", "--error-exitcode", "9", example]
@@ -407,7 +407,7 @@ def test_memcheck_finds_nothing_in_the_example(example: Path) -> None:
 
 @pytest.mark.parametrize("align", [8, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, layout: str, align: int) -> None:
+def test_default_cases_pass_with_the_choices_of_c(exported: Path, library: Library, layout: str, align: int) -> None:
     """With guard bands and poison around every operand, for the kernel that C selects."""
     from hgemm.verification import CheckOptions, Trial
 
@@ -453,7 +453,7 @@ def splitting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LaunchTra
     return folder / "hgemm", opened.kernel(opened.symbols[0]).traits
 
 
-def test_split_k_is_taken_and_right_twice(splitting: tuple[Path, LaunchTraits]) -> None:
+def test_split_k_is_selected_and_repeatable(splitting: tuple[Path, LaunchTraits]) -> None:
     from hgemm.cases import Case, Shape
     from hgemm.verification import CheckOptions, Trial
 
@@ -528,7 +528,7 @@ def test_the_handle_provides_workspaces_for_streams_and_graphs(splitting: tuple[
     kernel.close()
 
 
-def test_python_on_this_gpu_chooses_as_c_does(exported: Path, library: Library) -> None:
+def test_python_and_c_choose_alike(exported: Path, library: Library) -> None:
     """The device as the driver describes it to either."""
     from hgemm.selection_query import Target
 
@@ -596,7 +596,9 @@ def right(found, a, b) -> bool:
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 128, 96), (33, 47, 21), (1, 64, 64), (200, 1, 64), (5, 7, 1)])
-def test_tensors_of_any_layout_and_size(matmul_library, torch, layout: str, dtype: str, m: int, n: int, k: int) -> None:
+def test_tensors_may_have_any_layout_and_size(
+    matmul_library, torch, layout: str, dtype: str, m: int, n: int, k: int
+) -> None:
     if dtype == "bfloat16" and (n % 8 or k % 8):
         pytest.skip("the library of this test has no unaligned bf16")
     if dtype == "bfloat16" and layout[0] == "n" and m % 8:
@@ -626,7 +628,7 @@ def test_numba_arrays_multiply(matmul_library, torch) -> None:
     assert right(torch.as_tensor(out, device="cuda"), a, b)
 
 
-def test_batches_bias_c_and_activations(matmul_library, torch) -> None:
+def test_batches_bias_c_and_activations_are_right(matmul_library, torch) -> None:
     a, w, bias = whole(torch, 3, 40, 64), whole(torch, 48, 64), whole(torch, 48)
     c = whole(torch, 3, 40, 48)
     x = a.double() @ w.t().double()
@@ -640,7 +642,7 @@ def test_batches_bias_c_and_activations(matmul_library, torch) -> None:
         pytest.skip(str(error))
 
 
-def test_streams_are_those_of_torch(matmul_library, torch) -> None:
+def test_launches_use_the_current_stream_of_torch(matmul_library, torch) -> None:
     a, w = whole(torch, 2048, 2048), whole(torch, 2048, 2048)
     stream, out = torch.cuda.Stream(), torch.zeros(2048, 2048, device="cuda", dtype=torch.float16)
     stream.wait_stream(torch.cuda.current_stream())
@@ -652,7 +654,7 @@ def test_streams_are_those_of_torch(matmul_library, torch) -> None:
     assert right(out, a, w.t())
 
 
-def test_a_workspace_lets_k_be_split(matmul_library, torch) -> None:
+def test_workspace_enables_split_k(matmul_library, torch) -> None:
     a, w = whole(torch, 16, 16384), whole(torch, 64, 16384)
     workspace = torch.empty(64 << 20, device="cuda", dtype=torch.uint8)
     for _ in range(3):
@@ -703,7 +705,7 @@ def test_threads_share_a_library_and_a_plan(matmul_library, torch) -> None:
     assert not wrong and right(out, a, w.t())
 
 
-def test_bad_input_is_told(matmul_library, torch) -> None:
+def test_bad_input_gives_an_error(matmul_library, torch) -> None:
     a, w = whole(torch, 64, 64), whole(torch, 64, 64)
     with pytest.raises(ProblemError, match="in the CPU's memory"):
         matmul_library.matmul(a.cpu(), w.t())
@@ -751,7 +753,7 @@ def test_opcheck_passes(ours, activation: str) -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_are_those_of_torch(ours, activation: str, compiled: bool) -> None:
+def test_gradients_match_torch(ours, activation: str, compiled: bool) -> None:
     import torch
     from torch.nn import functional
 

@@ -90,14 +90,14 @@ def test_calls_of_other_sizes_get_kernels_of_their_size(tmp_path: Path, monkeypa
     assert tiles[4096] == tiles[8192] and min(tiles[4096]) >= 128
 
 
-def test_nothing_is_built_that_is_not_much_faster(tmp_path: Path) -> None:
+def test_kernels_without_a_large_gain_are_not_built(tmp_path: Path) -> None:
     fast = Missing(query(64), A100, "small", clocks=1)
     assert build_kernel(tmp_path, fast) is None and [*tmp_path.iterdir()] == []
     slow = replace(fast, clocks=2**40)
     assert build_kernel(tmp_path, slow)
 
 
-def test_a_problem_without_a_gain_does_not_decide_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gain_of_one_problem_does_not_block_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = hgemm.open(tmp_path, build=True).select(query(1, 4096), A100)
     gains = {48: False, 64: True}
     counting = Counting(
@@ -111,7 +111,7 @@ def test_a_problem_without_a_gain_does_not_decide_for_others(tmp_path: Path, mon
     assert counting.sizes == ["small", "small"]
 
 
-def test_a_selector_sees_what_was_built_after_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selectors_see_kernels_built_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting(monkeypatch)
     selector = hgemm.open(tmp_path, build=True).selector(A100)
     found = [selector.choose(query(m, 4096)).symbol for m in (1, 16, 4096, 8)]
@@ -126,7 +126,7 @@ def test_a_kernel_for_one_row_serves_a_few_rows(tmp_path: Path, monkeypatch: pyt
     assert counting.sizes == ["few_rows"]
 
 
-def test_threads_that_lack_the_same_kernel_build_it_once(
+def test_concurrent_threads_build_a_kernel_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting = Counting(monkeypatch)
@@ -157,7 +157,7 @@ print(library.select(SelectionQuery.dense(kind, (64, 512, 256, 1), 0), Target.ty
 """
 
 
-def test_processes_that_lack_the_same_kernel_build_it_once(tmp_path: Path) -> None:
+def test_concurrent_processes_build_a_kernel_once(tmp_path: Path) -> None:
     code = PROCESS.format(folder=str(tmp_path / "library"))
     pipe = subprocess.PIPE
     started = [
@@ -169,7 +169,7 @@ def test_processes_that_lack_the_same_kernel_build_it_once(tmp_path: Path) -> No
     assert errors.count("built ") == 1, errors
 
 
-def test_kernels_are_made_for_the_device_that_is_there(tmp_path: Path) -> None:
+def test_kernels_are_built_for_the_present_device(tmp_path: Path) -> None:
     library = hgemm.open(tmp_path, build=True)
     symbol = library.select(query(64), H100).symbol
     assert symbol.startswith("hgemm_sm90a_") and library.records[symbol].data["spec"]["mma"].startswith("m64n")
@@ -199,7 +199,7 @@ def test_a_kernel_that_does_not_build_is_replaced(tmp_path: Path, monkeypatch: p
     assert library.records[symbol].data["spec"]["cta_tile"] != str(first.spec.cta_tile)
 
 
-def test_the_best_kernel_of_a_size_has_that_size() -> None:
+def test_best_kernel_of_a_size_class_has_that_size() -> None:
     for target in (A100, H100, Target.typical("sm_89")):
         for m in (1, 40, 512, 4096):
             size = size_of_problem(query(m, 4096), target.sms)
@@ -265,7 +265,7 @@ def test_nothing_is_built_while_a_graph_is_captured(tmp_path: Path, monkeypatch:
     assert library.select(query(4096, 4096), A100).symbol != few.symbol, "after the capture the kernel is built"
 
 
-def test_without_the_generator_the_error_says_what_to_install(
+def test_missing_generator_error_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "generator.plugin", None)
@@ -273,7 +273,7 @@ def test_without_the_generator_the_error_says_what_to_install(
         hgemm.open(tmp_path, build=True).select(query(64), A100)
 
 
-def test_without_the_generator_calls_use_what_there_is(
+def test_without_the_generator_calls_use_existing_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     few = hgemm.open(tmp_path, build=True).select(query(1, 4096), A100)
@@ -284,7 +284,7 @@ def test_without_the_generator_calls_use_what_there_is(
     assert len(lines(caplog, "no better kernel")) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_read_only_folder_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LibraryError, match="file"):
         hgemm.open(tmp_path / "file", build=True)
@@ -375,7 +375,7 @@ def watched(plans: list) -> Selector:
     return Selector(DispatchTable.of(records), H100, Path("lib"), FallbackWatch(wgmma))
 
 
-def test_a_line_tells_once_that_a_request_falls_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     nn = Kind("nn", "bf16", "bf16", "bf16")
     selector = watched(planned((GELU, "sm_90a"), (nn, "sm_90")))
     for m in (64, 72, 64):
@@ -388,7 +388,7 @@ def test_a_line_tells_once_that_a_request_falls_back(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.slow
-def test_the_command_of_the_line_serves_an_unaligned_d(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logged_command_supports_an_unaligned_d(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`hgemm cover` gives all operands one alignment, and kernels on wgmma need more for A and B than D has here."""
     nn, shape = Kind("nn"), (64, 513, 256, 1)
     done = call(
@@ -403,7 +403,7 @@ def test_the_command_of_the_line_serves_an_unaligned_d(tmp_path: Path, caplog: p
     assert hgemm.open(tmp_path).select(odd, H100).symbol.startswith("hgemm_sm90a_")
 
 
-def test_no_line_where_wgmma_could_not_serve(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_fallback_line_if_wgmma_cannot_help(caplog: pytest.LogCaptureFixture) -> None:
     tf32 = Kind("nn", "tf32", "tf32", "f32")
     selector = watched(planned((tf32, "sm_90")))
     selector.choose(query(64, kind=tf32))
@@ -428,7 +428,7 @@ def test_a_growing_library_builds_instead_of_falling_back(
 
 
 @pytest.mark.slow
-def test_cover_adds_what_a_call_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cover_adds_the_kernel_that_a_call_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The command in the note runs, and no fallback follows."""
     done = call(
         "generate", "--arch", "90", "--tile", "32x32x32", "--layout", "nn", "--align", "1", "--library", tmp_path
@@ -454,7 +454,7 @@ def test_two_covers_at_once_add_a_kernel_once(tmp_path: Path) -> None:
     assert "".join(err for (_, err), _ in results).count("added hgemm_sm80_tn_f16") == 1
 
 
-def test_a_growing_library_is_still_a_library(tmp_path: Path) -> None:
+def test_growing_library_is_a_library(tmp_path: Path) -> None:
     library = hgemm.open(tmp_path, build=True)
     assert isinstance(library, Library) and library.symbols == ()
     with pytest.raises(RequestError):
@@ -462,7 +462,7 @@ def test_a_growing_library_is_still_a_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_runs_what_was_built_for_it(tmp_path: Path) -> None:
+def test_built_kernels_run_on_the_gpu(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     library = hgemm.open(tmp_path, build=True)
     x, w, bias = (torch.randn(*shape, device="cuda").bfloat16() for shape in ((40, 256), (512, 256), (512,)))

@@ -45,14 +45,14 @@ def test_out_may_be_c_and_rows_may_have_gaps(library: hgemm.Library, on_cpu: Non
     assert np.array_equal(wide[:, :72], expected.astype(np.float16)) and np.array_equal(wide[:, 72:], before[:, 72:])
 
 
-def test_a_batch_is_computed_and_nothing_is_run_for_an_empty_result(library: hgemm.Library, on_cpu: None) -> None:
+def test_batches_are_computed_and_empty_results_run_nothing(library: hgemm.Library, on_cpu: None) -> None:
     x, w = draw(3, 16, 24), draw(3, 32, 24)
     expected = x.astype(float) @ w.swapaxes(1, 2).astype(float)
     assert np.array_equal(library.matmul(x, w.swapaxes(1, 2)), expected.astype(np.float16))
     assert library.matmul(draw(0, 24), draw(32, 24).T).shape == (0, 32)
 
 
-def test_heads_of_q_k_and_v_are_matrices_of_their_own(library: hgemm.Library, on_cpu: None) -> None:
+def test_attention_heads_are_separate_matrices(library: hgemm.Library, on_cpu: None) -> None:
     x, w = draw(16, 24), draw(5, 8, 24)  # 3 heads of q, 1 of k, 1 of v
     q, k, v = np.split(library.matmul(x, w.swapaxes(1, 2)), [3, 4])
     for found, weights in ((q, w[:3]), (k, w[3:4]), (v, w[4:])):
@@ -60,7 +60,7 @@ def test_heads_of_q_k_and_v_are_matrices_of_their_own(library: hgemm.Library, on
         assert found.flags.c_contiguous and np.array_equal(found, expected.astype(np.float16))
 
 
-def test_a_product_that_takes_long_is_refused_with_the_time(library: hgemm.Library) -> None:
+def test_long_products_are_rejected_with_the_expected_time(library: hgemm.Library) -> None:
     x = np.broadcast_to(np.float16(1), (8192, 8192))
     with pytest.raises(ProblemError, match="contiguous"):
         library.matmul(x, x)
@@ -71,7 +71,7 @@ def test_a_product_that_takes_long_is_refused_with_the_time(library: hgemm.Libra
             library.matmul(x, x.T)
 
 
-def test_arrays_that_cannot_be_multiplied_are_refused(library: hgemm.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_that_cannot_be_multiplied_are_rejected(library: hgemm.Library, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = draw(16, 16), draw(16, 16).T
     with pytest.raises(ProblemError, match=r"A is \(16, 16\) and B \(24, 8\), .* 16 and 24 here$"):
         library.matmul(x, draw(8, 24).T)
@@ -92,7 +92,7 @@ def test_arrays_that_cannot_be_multiplied_are_refused(library: hgemm.Library, mo
         library.matmul(x, w)
 
 
-def test_tensors_of_torch_on_the_cpu_are_computed_like_arrays(library: hgemm.Library, on_cpu: None) -> None:
+def test_cpu_tensors_are_computed_like_arrays(library: hgemm.Library, on_cpu: None) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     x, w = torch.from_numpy(draw(40, 56)), torch.from_numpy(draw(72, 56))
     y = library.matmul(x, w.t())
@@ -101,16 +101,16 @@ def test_tensors_of_torch_on_the_cpu_are_computed_like_arrays(library: hgemm.Lib
         library.matmul(x.bfloat16(), w.t().bfloat16())
 
 
-def test_a_kernel_that_this_version_does_not_write_is_not_run(
-    library: hgemm.Library, on_cpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_kernels_are_not_run(library: hgemm.Library, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "foreign", lambda kernel, templates: "its kernel.cu differs")
     products._executable.cache_clear()
     with pytest.raises(VerificationError, match="its kernel.cu differs, so it does not run on the CPU"):
         library.matmul(draw(16, 16), draw(16, 16).T)
 
 
-def test_the_generator_is_asked_for(library: hgemm.Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_generator_gives_an_error(
+    library: hgemm.Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(plugin, "MODULE", "no_such_package.plugin")
     monkeypatch.setattr(plugin, "NAME", "none")
     with pytest.raises(

@@ -120,7 +120,7 @@ def test_all_rows_and_batches_have_one_order(
         assert choice.workspace_bytes <= workspace_bytes
 
 
-def test_what_is_added_to_the_product_does_not_change_the_order() -> None:
+def test_epilogues_do_not_change_the_order() -> None:
     for n, k in ((4096, 4096), (512, 16384)):
         plain, added = (SELECTORS["sm_90"].find(invariant(64, n, k, beta=beta)) for beta in (False, True))
         assert plain.order == added.order
@@ -141,7 +141,7 @@ def test_a_long_k_with_few_columns_is_split_for_every_m() -> None:
     assert len(splits[256, 16384]) == 1 and splits[256, 16384] != {1}
 
 
-def test_one_cta_adds_all_parts_of_a_tile_if_there_are_many_rows() -> None:
+def test_with_many_rows_one_cta_adds_all_parts_of_a_tile() -> None:
     few, *many = (SELECTORS["sm_90"].find(invariant(m, 512, 16384, workspace_bytes=0)) for m in (8, 4096, 8192))
     assert few.order.splits > 1
     for choice, m in zip(many, (4096, 8192), strict=True):
@@ -151,7 +151,7 @@ def test_one_cta_adds_all_parts_of_a_tile_if_there_are_many_rows() -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [(256, 16384), (384, 24576), (512, 16384), (1024, 8192)])
-def test_no_number_of_rows_loses_much_by_the_order(n: int, k: int) -> None:
+def test_order_costs_little_for_any_number_of_rows(n: int, k: int) -> None:
     """Estimated, against selection that may take any order. At 2048x512x16384, splitting all tiles would need two waves.
 
     Trees lower the estimate of some free launches, so the limit is 1.25. Measured nearby, 952x1024x7168 loses 5 %.
@@ -162,7 +162,7 @@ def test_no_number_of_rows_loses_much_by_the_order(n: int, k: int) -> None:
         assert kept.clocks <= 1.25 * free.clocks
 
 
-def test_many_rows_of_few_columns_are_not_split_in_several_rounds() -> None:
+def test_many_rows_with_few_columns_are_split_in_one_round() -> None:
     """Split items would wait for partial sums in each round, so whole tiles add k in the same parts."""
     wholes = []
     for m in (2048, 4096, 8192):
@@ -234,7 +234,7 @@ def test_a_request_without_an_order_names_the_alignment_that_every_m_needs(m: in
 # ---- Texts of orders -------------------------------------------------------------------------------------------------
 
 
-def test_texts_of_orders_are_read() -> None:
+def test_order_texts_are_parsed() -> None:
     """Splits do not change the order of an unsplit launch; the order of stream-K depends on the grid."""
     base = {"arch": "sm_90a", "tile": "64x64x64", "out": "f32", "beta": "off", "mma": "wgmma"}
     schedules = ("persistent", "launch", "split_k:3", "split_k_cluster:3", "stream_k")
@@ -252,7 +252,7 @@ def test_texts_of_orders_are_read() -> None:
 # ---- Arrays ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_row_has_the_layout_of_many() -> None:
+def test_one_row_has_the_layout_of_many_rows() -> None:
     """One row fits both layouts of A, and their kernels may have different orders."""
 
     def query(m: int) -> SelectionQuery:
@@ -271,7 +271,7 @@ def test_one_row_has_the_layout_of_many() -> None:
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_no_kernel_of_the_order_supports_is_named() -> None:
+def test_products_without_a_kernel_of_the_order_are_named() -> None:
     query = replace(invariant(64, 256, 16384), align_a=1, workspace_bytes=0)
     choice = SELECTORS["sm_90"].find(replace(query, align_a=8))
     assert choice.order.splits > 1
@@ -347,7 +347,7 @@ class PaperLibrary:
         return self.records[-1]["symbol"]
 
 
-def test_kernels_that_are_added_do_not_change_the_order(tmp_path: Path) -> None:
+def test_added_kernels_do_not_change_the_order(tmp_path: Path) -> None:
     library = PaperLibrary(tmp_path)
     templates = templates_folder()
     (plan,) = sweep([{"arch": "sm_90", "tile": "64x64x32", "schedule": "one_tile", "mma": "m16n8k8"}]).plans

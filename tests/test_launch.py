@@ -77,7 +77,7 @@ def test_workspaces_are_counters_then_partial_sums() -> None:
     assert workspace_bytes(split, 33, 49, 2) == COUNTERS + 8 * 5 * 32 * 48 * 4
 
 
-def test_the_workspace_of_stream_k_has_two_tiles_for_each_cta_that_there_may_be() -> None:
+def test_stream_k_workspace_has_two_tiles_a_cta() -> None:
     stream = LaunchTraits.of(record("stream_k"))
     assert counter_bytes(stream, 32, 48 * 65) == 2 * 10 * 4  # no more tiles are shared
     assert workspace_bytes(stream, 1, 1) == COUNTERS + 10 * 2 * 32 * 48 * 4 == workspace_bytes(stream, 32, 48 * 65)
@@ -98,7 +98,7 @@ def test_a_launch_decides_which_tiles_are_split() -> None:
     assert [counter_bytes(traits, 33, 48, 2, options) for options in (plain, three, tail)] == [0, 4 * 4, 2 * 4]
 
 
-def test_a_launch_has_no_more_splits_than_k_tiles_and_no_more_whole_tiles_than_tiles() -> None:
+def test_splits_and_whole_tiles_are_limited() -> None:
     traits = LaunchTraits.of(record("launch"))
     asked = Problem(32, 48, 40, options=LaunchOptions(64, 9, -2))
     assert with_launch_options(traits, asked, LaunchOptions).options == LaunchOptions(3, 1, -2)
@@ -156,7 +156,7 @@ def test_a_record_with_the_former_layout_of_the_workspace_must_be_regenerated() 
         ("sm_121", "121", "121"),
     ],
 )
-def test_code_runs_where_it_may(arch: str, runs: str, compiles: str) -> None:
+def test_code_runs_on_compatible_devices(arch: str, runs: str, compiles: str) -> None:
     devices = [divmod(int(number), 10) for number in "75 80 86 87 89 90 100 120 121".split()]
     found = [f"{major}{minor}" for major, minor in devices if cubin_runs(arch, (major, minor))]
     assert found == runs.split()
@@ -164,7 +164,7 @@ def test_code_runs_where_it_may(arch: str, runs: str, compiles: str) -> None:
     assert found == compiles.split() + ["121"] * ("121" not in compiles and arch != "sm_90a")
 
 
-def test_the_cubin_is_taken_where_it_runs() -> None:
+def test_cubin_is_preferred_if_it_runs() -> None:
     image = Image("sm_86", b"cubin", b"ptx\0\0")
     assert choose_code(image, (8, 9)) == b"cubin" and choose_code(image, (9, 0)) == b"ptx\0"
     assert choose_code(Image("sm_86", b"", b"ptx"), (8, 9)) == b"ptx\0"
@@ -176,7 +176,7 @@ def test_the_cubin_is_taken_where_it_runs() -> None:
 # ---- The device -----------------------------------------------------------------------------------------------------
 
 
-def test_no_gpu_is_one_line(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_gives_a_one_line_error(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.status = real.CUresult.CUDA_ERROR_NO_DEVICE
     with pytest.raises(DeviceError, match="^no NVIDIA GPU here: the driver returned CUDA_ERROR_NO_DEVICE$") as caught:
         open_device()
@@ -193,7 +193,7 @@ def test_no_gpu_is_one_line(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch)
         open_device()
 
 
-def test_a_device_tells_of_itself_and_leaves_the_context(driver: FakeDriver) -> None:
+def test_device_properties_leave_the_context_unchanged(driver: FakeDriver) -> None:
     device = open_device()
     assert (device.name, device.capability, device.sms) == ("Fake GPU", (9, 0), 3) and open_device(0) is device
     pointer = device.allocate(100)
@@ -206,7 +206,7 @@ def test_a_device_tells_of_itself_and_leaves_the_context(driver: FakeDriver) -> 
     assert not driver.contexts
 
 
-def test_a_kernel_that_needs_more_shared_memory_is_unfit(driver: FakeDriver) -> None:
+def test_kernel_with_too_much_shared_memory_is_unsupported(driver: FakeDriver) -> None:
     large = record()
     large["launch"] = {**large["launch"], "smem_bytes": 300000}
     with pytest.raises(UnsupportedError, match="needs 300000 B of shared memory per CTA; Fake GPU allows 232448 B"):
@@ -290,7 +290,7 @@ def shapes(**changed) -> dict:
         (shapes(A=((8, 18), "<f2"), B=((18, 24), "<f2")), "A's leading dimension 18 is not a multiple of 8"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(driver: FakeDriver, arrays: dict, message: str) -> None:
+def test_mismatched_arrays_are_rejected(driver: FakeDriver, arrays: dict, message: str) -> None:
     kernel = Kernel(record(layout="tt", bias="row"), b"cubin")
     extra = {name.lower(): Dlpack(arrays[name]) for name in ("C", "bias") if name in arrays}
     extra.setdefault("bias", Dlpack(np.zeros(24, np.float16)))
@@ -310,7 +310,7 @@ def test_a_wrong_layout_and_a_read_only_output_are_named(driver: FakeDriver) -> 
         kernel(a, b, Interface(np.zeros((8, 24), np.float16), readonly=True))
 
 
-def test_a_workspace_is_the_callers(driver: FakeDriver) -> None:
+def test_workspace_of_the_caller_is_used(driver: FakeDriver) -> None:
     kernel = Kernel(record("split_k", splits=3), b"cubin")
     attach(driver, kernel)
     needed = kernel.workspace_bytes(40, 56)
@@ -330,7 +330,7 @@ def test_single_rows_and_columns_need_no_stride(driver: FakeDriver) -> None:
     assert d[0, 0] == 3
 
 
-def test_a_launch_may_begin_early_where_the_kernel_waits(driver: FakeDriver) -> None:
+def test_launches_may_begin_early_if_the_kernel_waits(driver: FakeDriver) -> None:
     early = record()
     early["launch"] = {**early["launch"], "programmatic": True}
     for made, attributes in ((record(), []), (early, ["PROGRAMMATIC_STREAM_SERIALIZATION"])):
@@ -446,7 +446,7 @@ def test_a_kernel_that_is_not_programmatic_does_not_start_the_next_one_early(dri
         assert open_device().overlap_pays(7) == (name == "early")
 
 
-def test_captured_launches_are_programmatic_if_the_driver_does_not_tell_what_they_follow(driver: FakeDriver) -> None:
+def test_captured_launches_are_programmatic_if_the_predecessor_is_unknown(driver: FakeDriver) -> None:
     def missing(stream):
         raise RuntimeError("Function cuStreamGetCaptureInfo_v3 not found")
 
@@ -552,7 +552,7 @@ def test_a_good_problem_passes() -> None:
         ({"a": 0x1000, "lda": 256, "d": 0x1000 + 64, "ldd": 256, "batch": 1, "b": 1 << 40}, "D overlaps A"),
     ],
 )
-def test_a_bad_problem_is_refused_in_one_line(changes: dict, message: str) -> None:
+def test_bad_problem_gives_a_one_line_error(changes: dict, message: str) -> None:
     with pytest.raises(ProblemError, match=message) as caught:
         check(replace(GOOD, **changes), PLAIN)
     assert str(caught.value).startswith("hgemm_test: ") and str(caught.value).isprintable()
@@ -563,7 +563,7 @@ def test_side_by_side_batches_do_not_overlap() -> None:
     check(replace(GOOD, ldd=128, batch_stride_d=64), PLAIN)
 
 
-def test_what_a_kernel_lacks_is_named() -> None:
+def test_unmet_requirements_are_named() -> None:
     with pytest.raises(ProblemError, match="does not add C: .*--beta on"):
         check(GOOD, LaunchTraits.of(record(beta=False)))
     biased = LaunchTraits.of(record(bias="row"))
@@ -598,14 +598,14 @@ def test_alignments_are_those_of_the_kernel() -> None:
         check(replace(GOOD, ldc=62), loose)
 
 
-def test_layouts_say_which_extent_is_contiguous() -> None:
+def test_layouts_define_the_contiguous_extent() -> None:
     nt = LaunchTraits.of(record(layout="nt"))
     check(replace(GOOD, lda=104, ldb=64), nt)
     with pytest.raises(ProblemError, match="A's leading dimension 40 is less than its 100"):
         check(replace(GOOD, ldb=64), nt)
 
 
-def test_a_record_that_lacks_something_is_refused() -> None:
+def test_incomplete_record_is_rejected() -> None:
     bare = record()
     with pytest.raises(LibraryError, match="has no 'traits'"):
         LaunchTraits.of({name: bare[name] for name in bare if name != "traits"})
@@ -687,7 +687,7 @@ def test_a_persistent_grid_is_whole_clusters(driver_of_maps: FakeDriver) -> None
     assert Kernel(record_of_maps((1, 1)), b"cubin").prepare().resident_ctas == 6  # 3 SMs of 2 CTAs
 
 
-def test_a_cluster_that_is_not_its_shape_is_refused() -> None:
+def test_mismatched_cluster_is_rejected() -> None:
     wrong = record_of_maps((2, 1))
     wrong["launch"]["cluster"] = [1, 2, 1]
     with pytest.raises(LibraryError, match=r"cluster \(1, 2, 1\) .* \(2, 1\)"):
@@ -756,7 +756,7 @@ def test_a_map_that_the_kernel_does_not_use_is_zeros(driver_of_maps: FakeDriver)
     assert driver_of_maps.maps[0][256:] == bytes(128) and driver_of_maps.maps[0][128:256] != bytes(128)
 
 
-def test_maps_are_encoded_once_a_place(driver_of_maps: FakeDriver) -> None:
+def test_maps_are_encoded_once_for_each_address(driver_of_maps: FakeDriver) -> None:
     kernel = Kernel(record_of_maps(), b"cubin")
     for _ in range(3):
         kernel.launch(PROBLEM)
@@ -786,7 +786,7 @@ def test_a_bound_launch_owns_its_maps(driver_of_maps: FakeDriver) -> None:
         ({"ldd": 2**39}, f"D's leading dimension is {2**40} B: TMA supports less than {2**40} B"),
     ],
 )
-def test_what_tma_does_not_address_is_refused_with_the_way_out(
+def test_addresses_that_tma_rejects_give_an_error_with_the_fix(
     driver_of_maps: FakeDriver, changed: dict, message: str
 ) -> None:
     loose = record_of_maps()
@@ -797,7 +797,7 @@ def test_what_tma_does_not_address_is_refused_with_the_way_out(
     assert not driver_of_maps.encoded and not driver_of_maps.launches
 
 
-def test_such_kernels_are_verified_like_all_others(driver_of_maps: FakeDriver) -> None:
+def test_tma_kernels_are_verified(driver_of_maps: FakeDriver) -> None:
     kernel = Kernel(record_of_maps((2, 1)), b"cubin")
     driver_of_maps.kernel = lambda problem: simulated.launch(kernel.traits, problem)
     for case in (Case(Shape(33, 49, 17, 2), loose=True), Case(Shape(40, 17, 24, 3), broadcast="a")):

@@ -110,7 +110,7 @@ def test_alpha_beta_and_c_are_applied(library: Library, driver: ComputingDriver)
 
 
 @pytest.mark.parametrize(("bias", "activation"), [("row", "gelu"), ("column", "relu")])
-def test_bias_and_activation_choose_their_kernels(
+def test_bias_and_activation_select_their_kernels(
     library: Library, driver: ComputingDriver, bias: str, activation: str
 ) -> None:
     a, w, out = numbers(40, 64), numbers(48, 64), numbers(40, 48)
@@ -122,7 +122,7 @@ def test_bias_and_activation_choose_their_kernels(
     assert activation == "gelu" or (out == np.maximum(x, 0)).all()
 
 
-def test_batches_compute_and_fold_into_rows_where_one_b_serves_all(library: Library, driver: ComputingDriver) -> None:
+def test_batches_with_one_b_fold_into_rows(library: Library, driver: ComputingDriver) -> None:
     a, b, w = numbers(3, 40, 64), numbers(3, 64, 48), numbers(48, 64)
     out = numbers(3, 40, 48)
     library.matmul(Cuda(a), Cuda(b), Cuda(out))
@@ -135,7 +135,7 @@ def test_batches_compute_and_fold_into_rows_where_one_b_serves_all(library: Libr
     assert driver.launches[1] == driver.launches[2] != driver.launches[0]
 
 
-def test_unaligned_addresses_get_a_kernel_of_their_own(library: Library, driver: ComputingDriver) -> None:
+def test_unaligned_addresses_select_an_unaligned_kernel(library: Library, driver: ComputingDriver) -> None:
     wide, w = numbers(40, 72), numbers(48, 64)
     for first in (0, 1, 0, 2):  # the same shapes and strides each time
         a, out = wide[:, first : first + 64], numbers(40, 48)
@@ -146,7 +146,7 @@ def test_unaligned_addresses_get_a_kernel_of_their_own(library: Library, driver:
     assert [driver.traits[symbol].align_a <= align for symbol, align in zip(chosen, (8, 1, 8, 2))] == [True] * 4
 
 
-def test_sums_over_nothing_are_the_rest(library: Library, driver: ComputingDriver) -> None:
+def test_product_with_k_of_0_is_the_epilogue_alone(library: Library, driver: ComputingDriver) -> None:
     c, out = numbers(40, 48), numbers(40, 48)
     empty_a, empty_b, seen = np.zeros((40, 0), "f2"), np.zeros((0, 48), "f2"), []
 
@@ -196,7 +196,7 @@ def splits_k(driver: ComputingDriver) -> bool:
     return driver.traits[driver.symbols[-1]].partial_bytes > 0
 
 
-def test_kernels_that_split_k_take_the_workspace_of_their_stream(
+def test_kernels_that_split_k_use_the_workspace_of_the_stream(
     opened: Library, library: Library, driver: ComputingDriver
 ) -> None:
     a, w, allocations = numbers(16, 8192), numbers(64, 8192), []
@@ -223,7 +223,7 @@ def test_kernels_that_split_k_take_the_workspace_of_their_stream(
         hgemm.open(opened.folder, workspace_bytes=-1)
 
 
-def test_counters_are_zero_whatever_shapes_share_a_workspace(library: Library, driver: ComputingDriver) -> None:
+def test_shared_workspaces_keep_their_counters_at_zero(library: Library, driver: ComputingDriver) -> None:
     blocks = []
     simulate = driver.kernel_of
 
@@ -243,7 +243,7 @@ def test_counters_are_zero_whatever_shapes_share_a_workspace(library: Library, d
     assert len(blocks) > 1 and len({*blocks}) == 1
 
 
-def test_a_lack_of_memory_for_a_workspace_is_told(library: Library, driver: ComputingDriver) -> None:
+def test_out_of_memory_for_a_workspace_gives_an_error(library: Library, driver: ComputingDriver) -> None:
     def refuse(size):
         raise MemoryError("out of memory")
 
@@ -261,7 +261,7 @@ def test_a_workspace_of_the_caller_is_zeroed_before_each_launch(library: Library
     assert (found.array == product(a, w.T)).all()
 
 
-def test_streams_and_contexts(library: Library, driver: ComputingDriver) -> None:
+def test_launches_use_the_given_stream_and_context(library: Library, driver: ComputingDriver) -> None:
     a, w, out = (Cuda(x) for x in (numbers(32, 32), numbers(32, 32).T, numbers(32, 32)))
     for stream in (7, None, 9, 9):
         library.matmul(a, w, out, stream=stream)
@@ -339,7 +339,7 @@ def test_tensors_are_read_without_dlpack_after_the_first_call(
         library.matmul(Torch(a[0]), Torch(w.T))
 
 
-def test_gradients_that_would_be_lost_are_refused(
+def test_matmul_rejects_tensors_that_would_lose_gradients(
     library: Library, driver: ComputingDriver, torch: type[FakeTorch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, w = Torch(numbers(32, 64)), Torch(numbers(48, 64).T)
@@ -354,7 +354,7 @@ def test_gradients_that_would_be_lost_are_refused(
 # ---- Plans and remembering ------------------------------------------------------------------------------------------
 
 
-def test_a_plan_chooses_as_selection_does_and_loads_at_once(library: Library, driver: ComputingDriver) -> None:
+def test_plan_selects_and_loads_its_kernel_at_once(library: Library, driver: ComputingDriver) -> None:
     plan = library.plan(Problem(40, 48, 64), Kind("tt"))
     assert len(driver.images) == 1 and "Plan(40x48x64" in repr(plan) and "_tt_" in repr(plan)
     a, b, out = numbers(40, 64), numbers(64, 48), numbers(40, 48)
@@ -364,7 +364,7 @@ def test_a_plan_chooses_as_selection_does_and_loads_at_once(library: Library, dr
     assert {*driver.symbols} == {plan.kernel.traits.symbol} and len(driver.images) == 1
 
 
-def test_a_bound_plan_works_on_the_same_arrays_again(library: Library, driver: ComputingDriver) -> None:
+def test_bound_plan_repeats_its_arrays(library: Library, driver: ComputingDriver) -> None:
     plan = library.plan(Problem(40, 48, 64), Kind("tt"))
     a, b, out = numbers(40, 64), numbers(64, 48), placed(np.zeros((40, 48), np.float16))
     given = Cuda(out)
@@ -380,7 +380,7 @@ def test_a_bound_plan_works_on_the_same_arrays_again(library: Library, driver: C
         plan.bind(Cuda(a[:39]), Cuda(b), Cuda(out[:39]))
 
 
-def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: ComputingDriver) -> None:
+def test_plan_rejects_arrays_of_other_sizes(library: Library, driver: ComputingDriver) -> None:
     plan = library.plan(Problem(40, 48, 64))
     a, w, out = numbers(41, 64), numbers(48, 64), numbers(41, 48)
     with pytest.raises(ProblemError, match="the arrays do not fit MatmulPlan.40x48x64.*: m is 41, not 40"):
@@ -393,7 +393,7 @@ def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: Computin
     assert not driver.launches
 
 
-def test_a_plan_may_ask_for_a_workspace(library: Library, driver: ComputingDriver) -> None:
+def test_plan_may_require_a_workspace(library: Library, driver: ComputingDriver) -> None:
     plan = library.plan(Problem(16, 64, 8192), workspace_bytes=1 << 24)
     assert 0 < plan.workspace_bytes <= 1 << 24
     a, w, out = Cuda(numbers(16, 8192)), Cuda(numbers(64, 8192).T), Cuda(numbers(16, 64))
@@ -412,7 +412,7 @@ def test_a_plan_may_ask_for_a_workspace(library: Library, driver: ComputingDrive
     assert splits_k(driver) and (out.array == product(a.array, w.array)).all()
 
 
-def test_what_overlaps_is_refused_at_every_call(library: Library, driver: ComputingDriver) -> None:
+def test_overlapping_arrays_are_rejected_at_every_call(library: Library, driver: ComputingDriver) -> None:
     plan = library.plan(Problem(64, 64, 64))
     block = placed(np.zeros((256, 64), "f2"))
     w = Cuda(numbers(64, 64).T)
@@ -428,9 +428,7 @@ def test_what_overlaps_is_refused_at_every_call(library: Library, driver: Comput
     assert len(driver.launches) == 4
 
 
-def test_what_is_remembered_has_a_limit(
-    library: Library, driver: ComputingDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_size_is_limited(library: Library, driver: ComputingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hgemm.products.MAX_LAUNCHERS", 8)
     assert MAX_LAUNCHERS > 8
     w = Cuda(numbers(16, 16).T)
@@ -497,7 +495,7 @@ A, W, OUT = np.zeros((40, 64), "f2"), np.zeros((48, 64), "f2"), np.zeros((40, 48
         ((A, W.T, None), {}, "out is missing.* Cuda .*: pass out"),
     ],
 )
-def test_what_makes_no_product_is_told(
+def test_mismatched_operands_give_an_error(
     library: Library, driver: ComputingDriver, arrays: tuple, options: dict, message: str
 ) -> None:
     given = [None if array is None else Cuda(array) for array in arrays]
@@ -507,12 +505,12 @@ def test_what_makes_no_product_is_told(
     assert not driver.launches
 
 
-def test_what_no_kernel_serves_is_told(library: Library, driver: ComputingDriver) -> None:
+def test_unsupported_products_give_an_error(library: Library, driver: ComputingDriver) -> None:
     with pytest.raises(UnsupportedError, match="no kernel computes tn f16->f16 acc f32 silu on sm_90: `hgemm cover --"):
         library.matmul(Cuda(placed(A)), Cuda(placed(W).T), Cuda(placed(OUT)), activation="silu")
 
 
-def test_arrays_that_are_elsewhere_are_told(library: Library, driver: ComputingDriver) -> None:
+def test_arrays_on_other_devices_give_an_error(library: Library, driver: ComputingDriver) -> None:
     with pytest.raises(ProblemError, match="(an operand|A) is in the CPU's memory"):
         library.matmul(A, Cuda(W.T), Cuda(OUT))
     with pytest.raises(ProblemError, match="is a list: .* DLPack"):
@@ -540,7 +538,7 @@ def copied(small_library: StoredLibrary, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_library.folder, tmp_path / "library"))
 
 
-def test_importing_and_opening_load_nothing_slow_and_no_generator(small_library: StoredLibrary) -> None:
+def test_importing_and_opening_load_no_slow_modules(small_library: StoredLibrary) -> None:
     command = [sys.executable, "-c", LOADED, str(small_library.folder)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     loaded = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
@@ -548,7 +546,7 @@ def test_importing_and_opening_load_nothing_slow_and_no_generator(small_library:
     assert not SLOW_TO_IMPORT & {*loaded}
 
 
-def test_names_and_modules_are_loaded_when_they_are_asked_for() -> None:
+def test_names_and_modules_are_loaded_lazily() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", NAMES], env=env, capture_output=True, text=True)
     kinds = done.stdout.split()
@@ -558,14 +556,14 @@ def test_names_and_modules_are_loaded_when_they_are_asked_for() -> None:
         _ = hgemm.nothing
 
 
-def test_old_names_work_and_name_their_successors() -> None:
+def test_old_names_work_and_name_the_new_ones() -> None:
     with pytest.warns(DeprecationWarning, match="hgemm.MatmulPlan"):
         assert hgemm.Plan is hgemm.MatmulPlan
     with pytest.warns(DeprecationWarning, match="UnsupportedError"):
         assert hgemm.errors.UnfitError is hgemm.errors.UnsupportedError
 
 
-def test_what_was_generated_is_selected_and_read(copied: Path) -> None:
+def test_generated_kernels_are_selected_and_loaded(copied: Path) -> None:
     library = hgemm.open(copied)
     assert len(library.symbols) == 4
     target = Target.typical("sm_80")
@@ -579,7 +577,7 @@ def test_what_was_generated_is_selected_and_read(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["kernel.cubin", "kernel.ptx", "kernel.cu"])
-def test_a_changed_file_is_refused_before_it_is_used(copied: Path, name: str) -> None:
+def test_altered_file_is_rejected_before_use(copied: Path, name: str) -> None:
     library = hgemm.open(copied)
     symbol = library.symbols[0]
     path = copied / symbol / name
@@ -588,14 +586,14 @@ def test_a_changed_file_is_refused_before_it_is_used(copied: Path, name: str) ->
         library.kernel(symbol)
 
 
-def test_a_record_of_another_schema_is_refused(copied: Path) -> None:
+def test_a_record_of_another_schema_is_rejected(copied: Path) -> None:
     path = copied / hgemm.open(copied).symbols[0] / "record.json"
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))
     with pytest.raises(LibraryError, match="schema must be a whole number"):
         hgemm.open(copied).symbols  # noqa: B018
 
 
-def test_a_record_that_the_launcher_cannot_use_is_told(tmp_path: Path) -> None:
+def test_unusable_record_gives_an_error(tmp_path: Path) -> None:
     record, files = make_record("one", schedule="tiles_of_tomorrow", toolchain={"generator": "9", "options": []})
     record["launch"]["grid"]["rule"] = "tiles_of_tomorrow"
     StoredLibrary(tmp_path).publish(record, files)
@@ -603,7 +601,7 @@ def test_a_record_that_the_launcher_cannot_use_is_told(tmp_path: Path) -> None:
         hgemm.open(tmp_path).table  # noqa: B018
 
 
-def test_what_is_not_there_is_told(copied: Path, tmp_path: Path) -> None:
+def test_missing_libraries_and_kernels_give_an_error(copied: Path, tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="does not exist"):
         hgemm.open(tmp_path / "absent")
     library = hgemm.open(copied)
@@ -629,7 +627,7 @@ def test_views_of_dlpack_and_of_the_array_interface_agree() -> None:
     assert view(Dlpack(np.zeros(4, np.int8)), "A").dtype == "i8"
 
 
-def test_a_view_gives_the_array_back() -> None:
+def test_views_release_their_array() -> None:
     import sys
 
     array = np.zeros((4, 4), np.float16)
@@ -660,12 +658,12 @@ def test_bf16_is_read_from_dlpack() -> None:
         (Dlpack(np.zeros(2), kind=10), "DLPack device 10"),
     ],
 )
-def test_what_is_no_array_on_a_gpu_is_refused(array: object, message: str) -> None:
+def test_objects_that_are_no_gpu_arrays_are_rejected(array: object, message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         view(array, "A")
 
 
-def test_an_array_that_will_not_be_exported_says_why() -> None:
+def test_failed_export_of_an_array_names_the_reason() -> None:
     class Grad(Dlpack):
         def __dlpack__(self, *, stream: int):
             raise BufferError("Can't export tensors that require gradient,\nuse tensor.detach()")
@@ -674,7 +672,7 @@ def test_an_array_that_will_not_be_exported_says_why() -> None:
         view(Grad(np.zeros(2)), "A")
 
 
-def test_streams_of_every_library_are_understood() -> None:
+def test_streams_of_all_array_libraries_are_accepted() -> None:
     class Torch:
         cuda_stream = 11
 
@@ -714,7 +712,7 @@ def loaded(example: str):
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_without_a_gpu_one_line_says_so(example: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_missing_gpu_gives_a_one_line_error(example: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     module = loaded(example)
 
     def no_gpu(ordinal: int = 0) -> None:
@@ -727,7 +725,9 @@ def test_without_a_gpu_one_line_says_so(example: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_without_torch_one_line_says_so(example: str, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+def test_missing_torch_gives_a_one_line_error(
+    example: str, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path
+) -> None:
     module = loaded(example)
     monkeypatch.setattr(module, "open_device", lambda: None)
     for name in ("torch", "cupy"):
@@ -738,7 +738,7 @@ def test_without_torch_one_line_says_so(example: str, monkeypatch: pytest.Monkey
     assert len(said.err.splitlines()) == (2 if "multiply" in example else 1)
 
 
-def test_a_library_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+def test_missing_library_gives_an_error(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
     module = loaded(WITH_A_LIBRARY[0])
     monkeypatch.setattr(module, "open_device", lambda: None)
     assert module.main([str(tmp_path / "absent")]) == 1
@@ -747,7 +747,7 @@ def test_a_library_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, ca
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("example", WITH_A_LIBRARY)
-def test_the_examples_agree(example: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_examples_run(example: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     pytest.importorskip("torch")
     done = started(example, make_library(tmp_path_factory))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -755,7 +755,7 @@ def test_the_examples_agree(example: str, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.gpu
-def test_a_llamas_logits_are_those_of_a_batch_of_one() -> None:
+def test_llama_logits_do_not_depend_on_the_batch() -> None:
     for name in ("torch", "transformers"):
         pytest.importorskip(name)
     done = started(BATCH_INVARIANT, "-", 1)

@@ -101,20 +101,20 @@ def row_at_launch(cluster: str) -> Row:
     return DispatchTable.of([record_of(emit(plan, templates_folder()))]).rows[0]
 
 
-def test_the_table_does_not_depend_on_the_order_of_the_records() -> None:
+def test_table_ignores_the_order_of_records() -> None:
     records = [*catalog_records()]
     for seed in range(3):
         random.Random(seed).shuffle(records)
         assert DispatchTable.of(records) == catalog_table()
 
 
-def test_of_equal_estimates_the_kernel_on_atoms_is_chosen() -> None:
+def test_ties_go_to_the_kernel_on_atoms() -> None:
     record = next(one for one in catalog_records() if one["arch"] == "sm_80")
     twin = {**record, "symbol": record["symbol"].replace("_xor", "_aaa"), "spec": {**record["spec"], "form": "dsl"}}
     assert [row.symbol for row in DispatchTable.of([twin, record]).rows] == [record["symbol"], twin["symbol"]]
 
 
-def test_every_record_is_one_row_of_the_group_of_its_architecture_and_kind() -> None:
+def test_every_record_is_one_row_of_its_group() -> None:
     table = catalog_table()
     assert len(table.rows) == len(catalog_records())
     traits = {record["symbol"]: LaunchTraits.of(record) for record in catalog_records()}
@@ -125,32 +125,32 @@ def test_every_record_is_one_row_of_the_group_of_its_architecture_and_kind() -> 
 
 
 @pytest.mark.parametrize("change", [{"stages": "4"}, {"mma": 7}, {"mma": None}, {"schedule": None}])
-def test_a_record_of_which_nothing_can_be_estimated_is_named(change: dict) -> None:
+def test_record_without_an_estimate_is_named(change: dict) -> None:
     record = catalog_records()[0]
     spec = {**record["spec"], **change}
     with pytest.raises(LibraryError, match=record["symbol"]):
         DispatchTable.of([{**record, "spec": {name: value for name, value in spec.items() if value is not None}}])
 
 
-def test_rows_need_the_workspace_that_launches_do() -> None:
+def test_rows_and_launches_agree_on_workspaces() -> None:
     for record, m, batch in itertools.product(catalog_records(), (1, 129, 5000), (1, 7)):
         (row,) = (row for row in catalog_table().rows if row.symbol == record["symbol"])
         assert row.workspace_bytes(m, 300, batch) == workspace_bytes(LaunchTraits.of(record), m, 300, batch)
 
 
 @given(kinds, kinds)
-def test_kinds_that_differ_have_codes_that_differ(one: Kind, other: Kind) -> None:
+def test_different_kinds_have_different_codes(one: Kind, other: Kind) -> None:
     assert (one == other) == (one.code == other.code) and one.code < 2**32
 
 
 @given(kinds, kinds)
-def test_only_accumulation_may_be_better_than_asked_for(offered: Kind, wanted: Kind) -> None:
+def test_only_the_accumulator_may_exceed_the_request(offered: Kind, wanted: Kind) -> None:
     order = ("f32", "f16_promoted", "f16")
     same = dataclasses.replace(offered, acc="f32") == dataclasses.replace(wanted, acc="f32")
     assert kind_supports(offered.code, wanted.code) == (same and order.index(offered.acc) <= order.index(wanted.acc))
 
 
-def test_an_unknown_word_is_refused_with_those_there_are() -> None:
+def test_unknown_word_error_lists_the_known_ones() -> None:
     with pytest.raises(RequestError, match="layout 'rr' is unknown: use tn, nn, nt, tt"):
         Kind(layout="rr")
     with pytest.raises(RequestError, match="arch 'sm_52' is unknown: use sm_75"):
@@ -162,7 +162,7 @@ def test_an_unknown_word_is_refused_with_those_there_are() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_120", "sm_121"])
 @pytest.mark.parametrize("number", sorted(TYPICAL))
-def test_a_way_is_the_best_form_of_code_that_runs(arch: str, number: int) -> None:
+def test_best_code_form_is_chosen(arch: str, number: int) -> None:
     capability = divmod(number, 10)
     way = code_match(arch, capability)
     assert (way in (EXACT, COMPATIBLE)) == cubin_runs(arch, capability)
@@ -170,7 +170,7 @@ def test_a_way_is_the_best_form_of_code_that_runs(arch: str, number: int) -> Non
     assert (way == EXACT) == (arch.strip("sm_a") == str(number))
 
 
-def test_code_of_its_own_goes_before_compatible_code_and_that_before_ptx() -> None:
+def test_native_code_precedes_compatible_code_and_ptx() -> None:
     wanted = SelectionQuery(Kind(), 512, 512, 512)
     assert choose(wanted, Target.typical("sm_89")).symbol.startswith("hgemm_sm89_")
     without_89 = DispatchTable.of(record for record in catalog_records() if record["arch"] != "sm_89")
@@ -189,7 +189,7 @@ def test_code_of_its_own_goes_before_compatible_code_and_that_before_ptx() -> No
 
 @settings(max_examples=500, deadline=None)
 @given(problems, targets)
-def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: SelectionQuery, target: Target) -> None:
+def test_choice_supports_the_problem_at_the_lowest_cost(wanted: SelectionQuery, target: Target) -> None:
     table = catalog_table()
     found = Selector(table, target).find(wanted)
     serving = [
@@ -215,7 +215,7 @@ def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: Sele
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 400), st.sampled_from(LAYOUTS), st.data())
-def test_the_kernel_takes_the_problem_that_it_was_chosen_for(m: int, n: int, k: int, layout: str, data) -> None:
+def test_chosen_kernel_accepts_its_problem(m: int, n: int, k: int, layout: str, data) -> None:
     """For any pointers and leading dimensions: problems that selection accepts pass the launcher's checks."""
     a_columns = k if layout[0] == "t" else m
     b_columns = k if layout[1] == "n" else n
@@ -241,7 +241,7 @@ def mma_sync_table() -> DispatchTable:
     return DispatchTable.of(record for record in catalog_records() if record["arch"] == "sm_90")
 
 
-def test_shapes_get_the_tiles_that_suit_them() -> None:
+def test_shapes_get_suitable_tiles() -> None:
     def tile(m: int, n: int, k: int, **fields) -> str:
         return choose(SelectionQuery(Kind(), m, n, k, **fields), table=mma_sync_table()).symbol.split("_")[6]
 
@@ -252,14 +252,14 @@ def test_shapes_get_the_tiles_that_suit_them() -> None:
     assert tile(4096, 4096, 4096, align_b=1) == "256x128x32"
 
 
-def test_a_least_accumulation_is_served_by_a_better_one() -> None:
+def test_minimum_accumulator_is_met_by_a_better_one() -> None:
     f16, table = Kind(acc="f16"), mma_sync_table()
     assert "_f16_f16_f16_256x256x32_" in choose(SelectionQuery(f16, 8192, 8192, 8192), table=table).symbol
     assert "_f16_f32_f16_" in choose(SelectionQuery(f16, 512, 512, 512), table=table).symbol
     assert "_f16_f32_f16_" in choose(SelectionQuery(Kind(), 8192, 8192, 8192), table=table).symbol
 
 
-def test_wgmma_is_taken_where_it_can_be() -> None:
+def test_wgmma_is_selected_if_possible() -> None:
     """On sm_90 alone; fed by TMA with operands that it addresses, and some k, else by cp.async from an alignment of 2 on."""
     large = SelectionQuery(Kind(), 4096, 4096, 16384)
     assert "_sm90a_" in choose(large).symbol and choose(large).row.tensor_maps
@@ -271,7 +271,7 @@ def test_wgmma_is_taken_where_it_can_be() -> None:
     assert "_sm90_" in choose(large, Target.typical("sm_100")).symbol
 
 
-def test_stores_of_single_elements_are_not_taken_for_free() -> None:
+def test_single_element_stores_cost_time() -> None:
     """A 128x128 kernel that stores D element by element took 168 us for this problem. The others took 27 us."""
     query = SelectionQuery.dense(Kind(), (5100, 7472, 64, 1), 0)
     assert choose(query).row.align_d == 8
@@ -287,14 +287,14 @@ def test_stores_of_single_elements_are_not_taken_for_free() -> None:
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("bias", ["none", "row"])
 @pytest.mark.parametrize("n", [30522, 50257])
-def test_a_vocabulary_of_any_size_has_wgmma_with_and_without_a_bias(dtype: str, bias: str, n: int) -> None:
+def test_any_vocabulary_size_selects_wgmma(dtype: str, bias: str, n: int) -> None:
     kind = Kind("tn", dtype, dtype, dtype, bias=bias)
     for m in (128, 4096):
         chosen = choose(SelectionQuery.dense(kind, (m, n, 1024, 1), 0))
         assert "_sm90a_" in chosen.symbol and chosen.row.tensor_maps
 
 
-def test_no_kernel_is_told_with_what_is_missing() -> None:
+def test_missing_kernel_error_names_the_unmet_requirement() -> None:
     selector = Selector(catalog_table(), H200)
     cover = "hgemm cover --arch 90 --dtype f16 --layout tn --activation gelu"
     message = f"no kernel computes tn f16->f16 acc f32 gelu on sm_90: `{cover}"
@@ -324,14 +324,14 @@ def test_no_kernel_is_told_with_what_is_missing() -> None:
         only_80.choose(SelectionQuery(Kind(), 1, 1, 1))
 
 
-def test_more_tiles_than_a_launch_has_are_not_served_and_no_kernel_would() -> None:
+def test_too_many_tiles_are_rejected_without_a_suggestion() -> None:
     wanted = SelectionQuery(Kind(), 2**31 - 1024, 2**31 - 1024, 1)
     assert choose(wanted) is None
     with pytest.raises(UnsupportedError, match=r": (\d+) of \1 need fewer CTA tiles .2147483647 at most.[^;]*$"):
         Selector(catalog_table(), H200).choose(wanted)
 
 
-def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -> None:
+def test_cluster_split_needs_no_workspace_and_serves_long_k() -> None:
     (plan,) = sweep([{"arch": "sm_90a", "tile": "128x128x64", "schedule": "split_k_cluster:4"}]).plans
     split = record_of(emit(plan, templates_folder()))
     others = [record for record in catalog_records() if record["spec"]["cta_tile"] in ("128x192x64", "128x256x64")]
@@ -341,7 +341,7 @@ def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -
     assert choose(SelectionQuery(Kind(), 8192, 8192, 8192), table=table).symbol != split["symbol"]
 
 
-def test_a_part_costs_less_if_all_ctas_of_a_tile_add_it() -> None:
+def test_parallel_reduction_of_parts_costs_less() -> None:
     """All of them add the parts, if there are four or more and all CTAs of a persistent kernel run at the same time."""
     by_all = dataclasses.replace(row_at_launch("1x1"), decides_splits=1, persistent=1)
     by_one = dataclasses.replace(by_all, persistent=0)
@@ -380,7 +380,7 @@ def test_measurements_are_compared_with_estimates_for_the_dram_of_their_card(tmp
         assert (max(ratios) < 1.001 * min(ratios)) == same
 
 
-def test_what_was_compared_at_a_problem_decides_there(tmp_path: Path, served: list[str]) -> None:
+def test_measured_ranking_decides_at_its_problem(tmp_path: Path, served: list[str]) -> None:
     """Not the times, which were decided on when they were recorded; what the library no longer has is passed over."""
     order = {"hgemm_gone": 1.0, served[3]: 2.0, served[5]: 1.9}
     table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), order)])
@@ -395,7 +395,7 @@ def test_what_was_compared_at_a_problem_decides_there(tmp_path: Path, served: li
     assert choose(SQUARE, a100, table) == choose(SQUARE, a100)
 
 
-def test_near_a_measured_problem_estimates_are_corrected(tmp_path: Path, served: list[str]) -> None:
+def test_measurements_correct_estimates_nearby(tmp_path: Path, served: list[str]) -> None:
     """Half the time of what is estimated is that nearby too."""
     table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), fast(served, served[2]))])
     near = SelectionQuery(Kind(), 4095, 4000, 5000)
@@ -416,13 +416,13 @@ def fast(served: list[str], symbol: str) -> dict[str, float]:
     return {symbol: estimates[symbol] / 2, **{one: estimates[one] for one in served[1:] if one != symbol}}
 
 
-def test_what_was_not_measured_keeps_its_estimate_near_what_was(tmp_path: Path, served: list[str]) -> None:
+def test_unmeasured_kernels_keep_their_estimate(tmp_path: Path, served: list[str]) -> None:
     table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), {served[-1]: 1.0})])
     near = SelectionQuery(Kind(), 4096, 4096, 4160)
     assert choose(near, table=table) == choose(near) and choose(near).symbol != served[-1]
 
 
-def test_of_several_devices_the_one_with_about_as_many_sms_counts(tmp_path: Path, served: list[str]) -> None:
+def test_measurements_of_the_device_with_similar_sms_count(tmp_path: Path, served: list[str]) -> None:
     sessions = [
         measured.write(tmp_path, [(measured.problem(4096, 4096, 4096), fast(served, served[at]))], sms=sms)
         for at, sms in ((1, 100), (2, 120))
@@ -441,7 +441,7 @@ def test_of_several_devices_the_one_with_about_as_many_sms_counts(tmp_path: Path
         assert rule == NEAR or found.symbol == served[{100: 1, 120: 2}[sms]]
 
 
-def test_the_chosen_one_is_ranked_first(tmp_path: Path, served: list[str]) -> None:
+def test_choice_is_ranked_first(tmp_path: Path, served: list[str]) -> None:
     table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), {served[4]: 1.0})])
     ranked = Selector(table, H200).ranked(SQUARE)
     assert [choice.symbol for choice in ranked][:3] == [served[4], served[0], served[1]]
@@ -452,14 +452,14 @@ def test_the_chosen_one_is_ranked_first(tmp_path: Path, served: list[str]) -> No
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 2, 3, 8, -1, -2, -5, -16]))
-def test_an_order_has_each_tile_once_strip_by_strip(down: int, across: int, raster: int) -> None:
+def test_tile_order_visits_each_tile_once(down: int, across: int, raster: int) -> None:
     places = tiles_in_order(raster, down, across)
     strips = [place[0 if raster > 0 else 1] // abs(raster) for place in places]
     assert len(set(places)) == down * across and strips == sorted(strips)
 
 
 @pytest.mark.parametrize("cluster, shared", [("2x1", 0), ("1x2", 1), ("1x4", 1), ("4x1", 0)])
-def test_tiles_of_one_wave_are_ordered_so_that_gpcs_share_what_no_multicast_loads(cluster: str, shared: int) -> None:
+def test_one_wave_orders_share_reads_within_gpcs(cluster: str, shared: int) -> None:
     """`shared` is 0 if the CTAs of a GPC should have the same rows of A, 1 for columns of B."""
     row = row_at_launch(cluster)
     down, across = (4, 7) if shared == 0 else (7, 4)
@@ -478,7 +478,7 @@ def test_tiles_of_one_wave_are_ordered_so_that_gpcs_share_what_no_multicast_load
     assert [reads(one) for one in orders] == sorted(map(reads, orders)) and reads(orders[0]) < reads(orders[-1])
 
 
-def test_in_a_second_wave_what_all_gpcs_read_counts_too() -> None:
+def test_second_wave_counts_reads_of_all_gpcs() -> None:
     """Rows of 14 tiles in columns would be best for the GPCs. A wave of 66 pairs is squarer."""
     row, target = row_at_launch("2x1"), Target.typical("sm_90")
     query = SelectionQuery.dense(Kind(), (256 * 11, 128 * 12, 4096, 1), 0)
@@ -502,13 +502,13 @@ def test_other_launches_have_groups_of_rows(change: dict) -> None:
 
 
 @pytest.mark.parametrize("cluster, sign", [("1x1", 1), ("2x1", 1), ("1x2", -1), ("1x4", -1), ("2x2", 1)])
-def test_neighbours_share_the_operand_that_no_multicast_loads(cluster: str, sign: int) -> None:
+def test_neighbours_share_the_operand_without_multicast(cluster: str, sign: int) -> None:
     row, target = row_at_launch(cluster), Target.typical("sm_90")
     query = SelectionQuery.dense(Kind(), (8192, 6144, 4096, 1), 0)
     assert default_options(row, query, target).raster_tiles * sign > 0
 
 
-def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
+def test_costs_grow_with_the_problem_up_to_the_limit() -> None:
     """They may fall by 1 %: full waves of small clusters take less than the estimate of parts of a wave (`wave_factors`)."""
     for row in catalog_table().rows:
         for grown in (
@@ -525,7 +525,7 @@ def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
 # ==== hgemm select ====================================================================================================
 
 
-def test_it_prints_the_kernel_and_with_all_the_others(small_library: Library) -> None:
+def test_select_prints_the_kernel_and_all_lists_the_others(small_library: Library) -> None:
     words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64]
     done = call("hgemm", *words, "--arch", "80", "--layout", "nt", "--json")
     (symbol,) = (row["symbol"] for row in small_library.rows() if "_nt_" in row["symbol"])
@@ -540,7 +540,7 @@ def test_it_prints_the_kernel_and_with_all_the_others(small_library: Library) ->
     )
 
 
-def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
+def test_select_prints_the_reason(small_library: Library, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(small_library.folder, tmp_path / "library"))
     (record,) = (record for record in small_library.records() if "_tn_" in record.symbol)
     result = measured.problem(4096, 4096, 4096), {record.symbol: 250.0}
@@ -554,7 +554,7 @@ def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
     assert "4096x4096x4096, 4.0 octaves away" in last and last.endswith("correction 1.00")
 
 
-def test_it_says_what_goes_before_a_smaller_estimate(paper_library: Library) -> None:
+def test_select_explains_a_choice_that_overrides_the_estimate(paper_library: Library) -> None:
     words = ["select", "--library", paper_library.folder, "--arch", "89", "--m", 4096, "--n", 4096, "--k", 4096]
     best, *others = json.loads(call("hgemm", *words, "--all", "--json").stdout)
     assert "_sm89_" in best["symbol"] and min(other["clocks"] for other in others) < best["clocks"]
@@ -576,14 +576,14 @@ def test_unsupported_and_misspelt_requests_are_reported(small_library: Library) 
     assert done.returncode == 2 and "--sms needs --arch" in done.stderr
 
 
-def test_what_would_serve_it_is_made_in_the_library_that_was_asked(small_library: Library) -> None:
+def test_suggested_command_names_the_same_library(small_library: Library) -> None:
     words = ["--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64, "--arch", 80, "--activation", "gelu"]
     assert (
         f"--activation gelu --add --library {small_library.folder}` makes one" in call("hgemm", "select", *words).stderr
     )
 
 
-def test_operands_are_taken_to_lie_dense_unless_an_alignment_is_given(small_library: Library) -> None:
+def test_operands_are_dense_unless_an_alignment_is_given(small_library: Library) -> None:
     words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--arch", "80"]
     done = call("hgemm", *words, "--k", 63)
     assert done.returncode == 1 and "alignment (A, B and D have 1, 1 and 8 elements)" in done.stderr
@@ -611,17 +611,17 @@ def found(table: DispatchTable, archs=ARCHS, kinds=PROMISED, aligns=ALIGNS, beta
     return list(holes(table, archs, kinds, aligns, beta))
 
 
-def test_the_catalog_serves_all_that_it_promises_on_every_architecture() -> None:
+def test_catalog_supports_its_documented_products() -> None:
     assert found(catalog_table()) == []
     assert {record["arch"].rstrip("a") for record in catalog_records()} == {*ARCHS}
 
 
-def test_the_catalog_serves_tf32_on_every_architecture() -> None:
+def test_catalog_supports_tf32_on_every_architecture() -> None:
     assert promised_types(catalog_table()) == ["f16", "bf16", "tf32"]
     assert {kind.dtype_d for kind in TF32} == {"f32"} and found(catalog_table(), kinds=TF32) == []
 
 
-def test_a_library_without_tf32_is_not_asked_for_it_and_can_be_given_it() -> None:
+def test_cover_ignores_tf32_unless_requested() -> None:
     halves = DispatchTable.of(record for record in catalog_records() if record["spec"]["dtype_a"] != "tf32")
     assert promised_types(halves) == ["f16", "bf16"]
     missing = found(halves, archs=["sm_80"], kinds=TF32, aligns=(8, 4))
@@ -631,7 +631,7 @@ def test_a_library_without_tf32_is_not_asked_for_it_and_can_be_given_it() -> Non
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_catalog_serves_with_code_of_its_own(arch: str) -> None:
+def test_catalog_has_native_code(arch: str) -> None:
     """Nothing that is promised is left to the driver's compiler."""
     own = DispatchTable.of(record for record in catalog_records() if record["arch"].rstrip("a") == arch)
     assert found(own, archs=[arch]) == []
@@ -651,7 +651,7 @@ def test_each_kind_of_the_fallback_is_needed() -> None:
         assert (hole.arch, hole.kind.layout) == (arch, layout)
 
 
-def test_a_hole_says_alignments_and_sorts_and_asks_for_the_least() -> None:
+def test_hole_names_alignments_and_the_smallest_request() -> None:
     table = DispatchTable.of(record for record in catalog_records() if {*record["traits"]["min_align"].values()} != {1})
     missing = found(table, archs=["sm_90"])
     assert len(missing) == len(PROMISED)
@@ -662,7 +662,7 @@ def test_a_hole_says_alignments_and_sorts_and_asks_for_the_least() -> None:
     assert (hole.sorts, hole.request()["align"]) == ({4: tuple(SORTS)}, "4")
 
 
-def test_what_is_asked_for_closes_the_hole() -> None:
+def test_suggested_request_closes_the_hole() -> None:
     kinds = kinds_of(["f16:f32", "bf16"], ["tn", "tt"], ["none", "row"], ["none", "gelu"])
     missing = found(catalog_table(), ["sm_89"], kinds)
     assert len(missing) == 14, "all but plain bf16"
@@ -672,7 +672,7 @@ def test_what_is_asked_for_closes_the_hole() -> None:
     assert found(DispatchTable.of([*catalog_records(), *records]), ["sm_89"], kinds) == []
 
 
-def test_every_problem_of_what_is_covered_is_supported() -> None:
+def test_covered_problems_are_supported() -> None:
     """Not only the sorts that are looked at: shapes beside the edges of tiles, and mixed alignments."""
     extents = (1, 2, 15, 16, 17, 63, 65, 127, 129, 255, 257, 5000)
     for arch in ARCHS:
@@ -684,16 +684,14 @@ def test_every_problem_of_what_is_covered_is_supported() -> None:
                 assert selector.find(SelectionQuery(kind, m, n, k, batch=1 + m % 3, beta=bool(m % 2), **aligned))
 
 
-def test_unknown_words_are_refused() -> None:
+def test_unknown_words_are_rejected() -> None:
     with pytest.raises(RequestError, match="dtype_a 'f8' is not supported"):
         kinds_of(["f8"], ["tn"], ["none"], ["none"])
     with pytest.raises(RequestError, match="kernels multiply f32 as tf32 only: use tf32:f16"):
         kinds_of(["f32:f16"], ["tn"], ["none"], ["none"])
 
 
-def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
-    small_library: Library, tmp_path: Path
-) -> None:
+def test_cover_lists_holes_and_add_closes_them(small_library: Library, tmp_path: Path) -> None:
     library = tmp_path / "library"
     symbol = small_library.rows()[0]["symbol"]
     (library / symbol).mkdir(parents=True)
@@ -718,13 +716,13 @@ def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
     assert call("hgemm", *words, "--arch", "70").returncode == 2
 
 
-def test_an_architecture_is_not_asked_for_what_it_cannot_multiply() -> None:
+def test_cover_skips_types_that_an_architecture_lacks() -> None:
     beyond = kinds_of(["bf16", "tf32"], LAYOUTS, ("none",), ("none",))
     assert found(DispatchTable.of([]), archs=["sm_75"], kinds=beyond) == []
     assert len(found(DispatchTable.of([]), archs=["sm_80"], kinds=beyond)) == len(beyond)
 
 
-def test_kinds_are_counted_by_architecture_and_none_is_refused(paper_library: Library) -> None:
+def test_kinds_are_counted_by_architecture(paper_library: Library) -> None:
     words = ["cover", "--library", paper_library.folder, "--layout", "tn", "--align", "8"]
     done = call("hgemm", *words, "--dtype", "f16,bf16", "--arch", "75,80")
     assert done.returncode == 0 and done.stdout.startswith(

@@ -65,7 +65,7 @@ CASES = {
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_the_formula(case: str, activation: str) -> None:
+def test_gradients_match_the_formula(case: str, activation: str) -> None:
     shapes, options = CASES[case]
     given = tensors(*shapes)
     assert torch.autograd.gradcheck(lambda *x: hgemm_torch.matmul(*x, activation=activation, **options), given)
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_formula(case: str, activation: str) -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_an_activation_is_the_same_function_in_torch_as_in_the_reference(activation: str) -> None:
+def test_activations_match_between_torch_and_the_reference(activation: str) -> None:
     x = torch.linspace(-9, 9, 181, dtype=torch.float64)
     expected = formula_of(activation).function(x.numpy())
     assert torch.allclose(ACTIVATION_FUNCTIONS[activation](x), torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
@@ -105,7 +105,7 @@ def test_opcheck_passes_for_a_transposed_weight_without_gradients() -> None:
     torch.library.opcheck(torch.ops.hgemm.matmul.default, (x, w.t()))
 
 
-def test_linear_is_that_of_torch() -> None:
+def test_linear_matches_torch() -> None:
     module = torch.nn.Linear(16, 8, dtype=torch.float64)
     ours = hgemm_torch.Linear.of(module, activation="silu").eval()
     assert ours.weight is module.weight and ours.bias is module.bias and not ours.training
@@ -119,7 +119,7 @@ def test_linear_is_that_of_torch() -> None:
         hgemm_torch.Linear(16, 8, activation="tanh")
 
 
-def test_compile_takes_it_whole() -> None:
+def test_torch_compile_makes_one_graph() -> None:
     """Traced, with gradients, without a break; aot_eager asks for no compiler."""
     x, w, bias = tensors((6, 16), (8, 16), (8,), dtype=torch.float32)
 
@@ -131,14 +131,14 @@ def test_compile_takes_it_whole() -> None:
     assert all(map(torch.allclose, found, expected))
 
 
-def test_shapes_that_make_no_product_are_told_without_memory() -> None:
+def test_mismatched_shapes_are_rejected_before_allocation() -> None:
     a, b = torch.empty(4, 6, device="meta"), torch.empty(5, 3, device="meta")
     with pytest.raises(RuntimeError, match=r"a is \(4, 6\) and b \(5, 3\)"):
         hgemm_torch.matmul(a, b)
     assert hgemm_torch.matmul(a[None].expand(2, 4, 6), b.new_empty(6, 3)).shape == (2, 4, 3)
 
 
-def test_the_library_is_named_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_use_sets_the_library_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hgemm.torch.operator, "_library", None)
     with pytest.raises(LibraryError, match="no library is set: call hgemm.torch.use.folder."):
         hgemm_torch.used_library()
@@ -167,7 +167,7 @@ def whole(*shape: int, dtype=torch.float16):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_operator_launches_what_it_promises(launching: ComputingDriver, dtype) -> None:
+def test_operator_launches_match_its_fake_implementation(launching: ComputingDriver, dtype) -> None:
     x, weight = whole(40, 64, dtype=dtype), torch.nn.Parameter(whole(48, 64, dtype=dtype))
     cases = [(x, weight.t()), (x.t().contiguous().t(), weight.t().contiguous()), (x[:, ::2], weight.t()[::2])]
     cases += [(torch.stack([x, x]), weight.t()), (x[:1], weight.t()), (x[:1].expand(3, 64), weight.t())]
@@ -179,7 +179,7 @@ def test_the_operator_launches_what_it_promises(launching: ComputingDriver, dtyp
     assert len(launching.launches) == len(cases)
 
 
-def test_parameters_are_refused_where_gradients_are_recorded(
+def test_library_matmul_rejects_tensors_that_require_gradients(
     launching: ComputingDriver,
     library: Library,  # noqa: F811
 ) -> None:
@@ -192,7 +192,7 @@ def test_parameters_are_refused_where_gradients_are_recorded(
     assert (out.double() == x.double() @ weight.detach().t().double()).all()
 
 
-def test_use_without_an_argument_opens_the_default_library_which_grows(
+def test_use_without_an_argument_opens_the_growing_default_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HGEMM_LIBRARY", str(tmp_path / "mine"))

@@ -84,7 +84,7 @@ def operands(expression: Epilogue, batch: tuple[int, ...] = (), shared: bool = F
 
 @pytest.mark.parametrize("batch, shared", [((), False), ((2,), False), ((2,), True)])
 @pytest.mark.parametrize("formula", FORMULAS)
-def test_gradients_are_those_of_finite_differences(formula: str, batch: tuple[int, ...], shared: bool) -> None:
+def test_gradients_match_finite_differences(formula: str, batch: tuple[int, ...], shared: bool) -> None:
     expression = as_epilogue(FORMULAS[formula])
     (a, b), inputs = operands(expression, batch, shared)
 
@@ -149,7 +149,7 @@ def test_the_forward_pass_saves_the_derivatives(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_library_that_builds_saves_the_derivatives(
+def test_growing_library_builds_kernels_that_save_derivatives(
     fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expression, launched = as_epilogue(FORMULAS["pair"]), []
@@ -179,7 +179,7 @@ def recorded(calls: list, function):
     return lambda *given: calls.append(given) or function(*given)
 
 
-def test_tensors_of_the_cpu_are_told_what_takes_them() -> None:
+def test_cpu_tensors_get_an_error_with_the_alternative() -> None:
     def missing(*given: object) -> None:
         raise NotImplementedError("Could not run 'hgemm::fused' with arguments from the 'CPU' backend")
 
@@ -187,7 +187,7 @@ def test_tensors_of_the_cpu_are_told_what_takes_them() -> None:
         operator.on_gpu(missing, torch.zeros(2, 2))
 
 
-def test_epilogues_that_save_nothing_are_told() -> None:
+def test_training_epilogue_rejects_expressions_without_derivatives() -> None:
     for formula in ("2 * acc + bias", "(relu(acc), row_max(acc))"):
         with pytest.raises(ProblemError, match="no launch saves derivatives"):
             hgemm_torch.training_epilogue(formula)
@@ -195,7 +195,7 @@ def test_epilogues_that_save_nothing_are_told() -> None:
     assert len(linear.outputs) == 1, "by the accumulator"
 
 
-def test_derivatives_without_a_kernel_are_told() -> None:
+def test_backward_epilogue_names_inputs_and_rejects_other_expressions() -> None:
     found = hgemm_torch.backward_epilogue(epilogues.swiglu)
     assert [one.name for one in found.inputs] == ["gradient0"] and len(found.outputs) == 1 and found.gated
     named = hgemm_torch.backward_epilogue("gradient0: Matrix; y = gelu(acc) * gradient0; (y, f32(y), row_sum(y))")
@@ -205,7 +205,7 @@ def test_derivatives_without_a_kernel_are_told() -> None:
             hgemm_torch.backward_epilogue(formula)
 
 
-def test_the_derivative_by_b_of_a_pair_is_that_of_separate_products() -> None:
+def test_gradient_of_b_of_a_gated_pair_matches_separate_products() -> None:
     x, gate, up = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((M, K), (K, 8), (K, 8)))
     found = hgemm_torch.fused(x, interleave(gate, up), epilogues.swiglu)
     expected = torch.nn.functional.silu(x @ gate) * (x @ up)
@@ -217,7 +217,7 @@ def test_the_derivative_by_b_of_a_pair_is_that_of_separate_products() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_the_llama_mlp_in_two_launches_has_the_gradients_of_torch() -> None:
+def test_llama_mlp_in_two_launches_matches_the_gradients_of_torch() -> None:
     shapes = ((M, 12), (24, 12), (24, 12), (12, 24), (M, 12))  # x, gate, up, down, residual
     x, gate, up, down, residual = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
     found = fused_mlp.fused_mlp(x, interleave(gate, up, axis=0), down, residual)
@@ -354,7 +354,7 @@ def test_the_kernel_in_triton_interleaves_products() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("formula", [FORMULAS["linear"], FORMULAS["pair"]])
-def test_gradients_on_a_gpu_are_those_of_the_formula(formula: str, tmp_path) -> None:
+def test_gradients_on_a_gpu_match_the_formula(formula: str, tmp_path) -> None:
     hgemm_torch.use(hgemm_library(tmp_path))
     expression = as_epilogue(formula)
     m, n, k = 256, 512, 128

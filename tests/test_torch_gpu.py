@@ -31,7 +31,7 @@ def operands(m: int, n: int, k: int, dtype: str = "float16"):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_layouts_batches_and_repeats(dtype: str) -> None:
+def test_layouts_and_batches_are_right_and_repeatable(dtype: str) -> None:
     for m, n, k in ((64, 128, 96), (1, 64, 64), (200, 512, 256), SPLIT):
         x, w = operands(m, n, k, dtype)
         a_column, b_row = x.t().contiguous().t(), w.t().contiguous()
@@ -44,7 +44,7 @@ def test_layouts_batches_and_repeats(dtype: str) -> None:
     assert right(hgemm_torch.matmul(a, b), a, b)
 
 
-def test_a_split_product_is_repeatable_and_takes_its_streams_workspace() -> None:
+def test_split_products_are_repeatable_and_use_the_workspace_of_the_stream() -> None:
     x, w = (torch.randn(rows, SPLIT[2], device="cuda", dtype=torch.float16) for rows in SPLIT[:2])
     first, found = hgemm_torch.linear(x, w), []
     streams = [torch.cuda.Stream() for _ in range(4)]
@@ -87,7 +87,7 @@ def test_streams_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize("shape", [(64, 512, 256), SPLIT, (24, 64, 16384)])
-def test_graphs(shape: tuple[int, int, int], warm: bool) -> None:
+def test_cuda_graphs_replay_products(shape: tuple[int, int, int], warm: bool) -> None:
     """A graph may also capture the first call of a geometry. Eager calls do not disturb its workspace."""
     m, n, k = shape if warm else (shape[0] + 8, *shape[1:])
     x, w = operands(m, n, k)
@@ -105,7 +105,7 @@ def test_graphs(shape: tuple[int, int, int], warm: bool) -> None:
         assert right(out, x, w.t()) and torch.equal(again, out) and torch.equal(eager, out)
 
 
-def test_compiled_code_calls_it() -> None:
+def test_compiled_code_calls_the_operator() -> None:
     layer = torch.nn.Linear(256, 512, bias=False, device="cuda", dtype=torch.float16)
     model = torch.nn.Sequential(layer, torch.nn.Tanh())
     x = torch.randn(64, 256, device="cuda", dtype=torch.float16)
@@ -127,7 +127,7 @@ def test_a_compiled_model_captures_split_products() -> None:
             assert close(ours(x), layer(x))
 
 
-def test_inductor_takes_it_as_an_external_matmul() -> None:
+def test_inductor_accepts_external_matmul() -> None:
     import torch._inductor.config as config
 
     calls = []
@@ -146,7 +146,7 @@ def test_inductor_takes_it_as_an_external_matmul() -> None:
     assert calls and close(found, a.double() @ b.double())
 
 
-def test_autocast_and_inference_mode() -> None:
+def test_autocast_and_inference_mode_are_supported() -> None:
     x, w = torch.randn(64, 256, device="cuda"), torch.randn(512, 256, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
         found = hgemm_torch.linear(x, w)
@@ -156,7 +156,7 @@ def test_autocast_and_inference_mode() -> None:
         assert right(hgemm_torch.linear(x, w), x, w.t())
 
 
-def test_threads_and_devices() -> None:
+def test_threads_and_devices_are_supported() -> None:
     wrong = []
 
     def work(seed: int) -> None:
@@ -176,7 +176,7 @@ def test_threads_and_devices() -> None:
     assert not wrong
 
 
-def test_gradients_in_a_model() -> None:
+def test_gradients_of_a_model_match_torch() -> None:
     model = (
         torch.nn.Sequential(torch.nn.Linear(128, 256, bias=False), torch.nn.Linear(256, 64, bias=False)).cuda().half()
     )
@@ -187,7 +187,7 @@ def test_gradients_in_a_model() -> None:
     assert all(map(close, found, expected))
 
 
-def test_an_eager_call_costs_the_host_no_more_than_that_of_torch() -> None:
+def test_eager_call_costs_no_more_host_time_than_torch() -> None:
     """Both queue a launch. The bound is loose, because other processes share the host."""
     x, w = operands(16, 128, 128)
 

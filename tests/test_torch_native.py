@@ -43,7 +43,7 @@ def exact(a, b):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_products_and_the_cache(launching: NativeDriver, dtype) -> None:
+def test_products_are_cached_by_geometry(launching: NativeDriver, dtype) -> None:
     x, weight = whole(40, 64, dtype=dtype), torch.nn.Parameter(whole(48, 64, dtype=dtype))
     cases = [(x, weight.t()), (x.t().contiguous().t(), weight.t().contiguous()), (x[:, ::2], weight.t()[::2])]
     cases += [(torch.stack([x, x]), weight.t()), (x[:1], weight.t()), (x[:0], weight.t())]
@@ -76,7 +76,7 @@ def test_linear_is_exact_for_any_number_of_axes(launching: NativeDriver) -> None
     assert torch.allclose(y.float(), whole(3, 64).float() @ layer.weight.float().t(), atol=0.1)
 
 
-def test_the_second_call_of_a_geometry_does_not_ask_python(launching: NativeDriver, monkeypatch) -> None:
+def test_second_call_of_a_geometry_does_not_enter_python(launching: NativeDriver, monkeypatch) -> None:
     x, weight = whole(40, 64), whole(48, 64)
     hgemm_torch.linear(x, weight)
 
@@ -94,7 +94,7 @@ def test_the_second_call_of_a_geometry_does_not_ask_python(launching: NativeDriv
         torch.ops.hgemm.matmul(x[1:], weight.t())
 
 
-def test_batch_invariant_products_are_launches_of_their_own(launching: NativeDriver, monkeypatch) -> None:
+def test_batch_invariant_products_have_their_own_launches(launching: NativeDriver, monkeypatch) -> None:
     x, weight, asked = whole(24, 64), whole(48, 64), []
     choose = native.launcher_of
     monkeypatch.setattr(native, "launcher_of", lambda *given: asked.append(given[3].batch_invariant) or choose(*given))
@@ -138,7 +138,7 @@ def test_errors_of_selection_keep_their_type(launching: NativeDriver) -> None:
         hgemm_torch.linear(x, whole(48, 64))
 
 
-def test_gradients_are_products_of_the_operator(launching: NativeDriver) -> None:
+def test_gradients_use_the_operator(launching: NativeDriver) -> None:
     x, weight = whole(8, 16).requires_grad_(), whole(24, 16).requires_grad_()
     found = hgemm_torch.linear(x, weight)
     assert found.requires_grad and "Product" in found.grad_fn.name()
@@ -191,14 +191,14 @@ def test_gradients_are_those_of_the_formula(recording: None, activation: str, ca
     assert all(map(torch.allclose, found, expected))
 
 
-def test_autocast_multiplies_in_its_type(launching: NativeDriver) -> None:
+def test_autocast_decides_the_type(launching: NativeDriver) -> None:
     x, weight = whole(8, 16, dtype=torch.float32), whole(24, 16, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         found = hgemm_torch.linear(x, weight)
     assert found.dtype == torch.bfloat16 and (found.double() == exact(x, weight.t())).all()
 
 
-def test_modes_and_compilation_see_the_operator(launching: NativeDriver) -> None:
+def test_dispatch_modes_and_compilation_see_the_operator(launching: NativeDriver) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -230,7 +230,7 @@ def test_opcheck_passes(launching: NativeDriver) -> None:
     torch.library.opcheck(torch.ops.hgemm.matmul.default, (x.requires_grad_(), w.t().requires_grad_()))
 
 
-def test_workspaces_are_by_stream_and_capture(launching: NativeDriver, library: Library) -> None:  # noqa: F811
+def test_workspaces_belong_to_a_stream_or_a_capture(launching: NativeDriver, library: Library) -> None:  # noqa: F811
     x, weight, used = whole(16, 65536), whole(64, 65536), []
     simulate = launching.fake.kernel_of
     launching.fake.kernel_of = lambda problem: used.append(problem.workspace) or simulate(problem)
@@ -247,7 +247,7 @@ def test_workspaces_are_by_stream_and_capture(launching: NativeDriver, library: 
     assert used[-1] == 0
 
 
-def test_launches_are_those_of_python(launching: NativeDriver, library: Library) -> None:  # noqa: F811
+def test_native_launches_equal_python_launches(launching: NativeDriver, library: Library) -> None:  # noqa: F811
     """The same problem, maps, grid and attributes reach the driver."""
     with torch.no_grad():
         for m, n, k in ((256, 512, 128), (64, 64, 4096), (1, 512, 512), (33, 40, 72)):
@@ -300,7 +300,7 @@ def test_external_matmul_writes_out(launching: NativeDriver) -> None:
         hgemm_torch.external_matmul(square, square.clone(), out=square)
 
 
-def test_another_library_is_asked_anew(launching: NativeDriver, library: Library, tmp_path: Path) -> None:  # noqa: F811
+def test_changing_the_library_selects_again(launching: NativeDriver, library: Library, tmp_path: Path) -> None:  # noqa: F811
     x, weight = whole(8, 16), whole(24, 16)
     hgemm_torch.linear(x, weight)
     operator._library = Library(tmp_path)
@@ -326,7 +326,7 @@ def test_threads_share_the_cache(launching: NativeDriver) -> None:
     assert not wrong
 
 
-def test_a_capture_forbids_what_takes_long(launching: NativeDriver, library: Library) -> None:  # noqa: F811
+def test_capture_rejects_slow_first_calls(launching: NativeDriver, library: Library) -> None:  # noqa: F811
     from hgemm.capture import forbid_in_capture
 
     find = library.selector
@@ -348,7 +348,7 @@ def test_a_capture_forbids_what_takes_long(launching: NativeDriver, library: Lib
     hgemm_torch.linear(x, weight)
 
 
-def test_a_launch_that_the_capture_made_slower_is_not_kept(launching: NativeDriver, library: Library) -> None:  # noqa: F811
+def test_slower_launch_of_a_capture_is_not_cached(launching: NativeDriver, library: Library) -> None:  # noqa: F811
     from hgemm.capture import forbid_in_capture
 
     find, built = library.selector, []

@@ -104,7 +104,7 @@ def test_further_results(launching: NativeExpressions) -> None:
     torch.testing.assert_close(largest.double(), exact.amax(0))
 
 
-def test_errors_are_those_of_python(launching: NativeExpressions) -> None:
+def test_native_errors_equal_python_errors(launching: NativeExpressions) -> None:
     a, b = whole(M, K), whole(N, K).t()
     with pytest.raises(ProblemError, match="bias"):
         hgemm_torch.fused(a, b, fused, {**inputs(), "bias": whole(N + 8)})
@@ -115,7 +115,9 @@ def test_errors_are_those_of_python(launching: NativeExpressions) -> None:
         operator._native.fused(a, b, whole(M, N), (whole(1, 1, 1, 1, 1),), program, program.number, 1.0, 0.0, False)
 
 
-def test_another_library_forgets_the_launches(launching: NativeExpressions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changing_the_library_clears_cached_launches(
+    launching: NativeExpressions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b, given = whole(M, K), whole(N, K).t(), inputs()
     hgemm_torch.fused(a, b, fused, given)
     operator._native.forget()

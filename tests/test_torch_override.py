@@ -59,7 +59,7 @@ def typed() -> Iterator[list[str]]:
     stand_ins._destroy()
 
 
-def test_overloads_with_a_type_of_the_result_run_if_it_is_that_of_the_operands(
+def test_overloads_with_a_result_type_need_the_type_of_the_operands(
     typed: list[str], products: module.Override
 ) -> None:
     a, b, c = whole(40, 64), whole(64, 48), whole(40, 48)
@@ -114,7 +114,7 @@ def test_gradients_are_products_of_the_library_too(products: module.Override) ->
     assert (x.grad.double() == layer.weight.double().sum(0)).all()
 
 
-def test_what_the_library_does_not_support_runs_in_torch(products: module.Override, monkeypatch) -> None:
+def test_unsupported_products_run_in_torch(products: module.Override, monkeypatch) -> None:
     a, b = whole(40, 64), whole(64, 48)
     with torch.no_grad():
         for x, y in ((a.double(), b.double()), (a.float(), b.float()), (a[:, :0], b[:0]), (a[:0], b)):
@@ -136,7 +136,7 @@ def test_what_the_library_does_not_support_runs_in_torch(products: module.Overri
         assert products.passed["addmm"] == 3 and not products.served
 
 
-def test_torch_gets_results_that_it_resizes_or_that_overlap(products: module.Override, launching: NativeDriver) -> None:  # noqa: F811
+def test_resized_or_overlapping_results_run_in_torch(products: module.Override, launching: NativeDriver) -> None:  # noqa: F811
     a, b = whole(40, 64), whole(64, 48)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of a result that it resizes
@@ -190,7 +190,7 @@ def test_the_kernels_in_cpp_do_not_enter_python(launching: NativeDriver, monkeyp
     assert str(made) == "3 of 4 products ran on the library; torch ran mm 1", "the counts remain"
 
 
-def test_torch_is_as_before_afterwards(launching: NativeDriver) -> None:  # noqa: F811
+def test_override_is_undone(launching: NativeDriver) -> None:  # noqa: F811
     a, b = whole(40, 64), whole(64, 48)
     with torch.no_grad():
         first = module._override(None, "CPU")
@@ -203,7 +203,7 @@ def test_torch_is_as_before_afterwards(launching: NativeDriver) -> None:  # noqa
         assert second.served.total() == 1 == len(launching.launches)
 
 
-def test_an_old_torch_is_told(monkeypatch) -> None:
+def test_old_torch_gives_an_error(monkeypatch) -> None:
     monkeypatch.delattr(torch.library, "get_kernel")
     with pytest.raises(LibraryError, match=r"override needs torch 2\.9"):
         hgemm_torch.override()

@@ -36,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_linear_layers_change_and_change_back(calls: list[str]) -> None:
+def test_patch_replaces_and_restores_linear_layers(calls: list[str]) -> None:
     class Odd(nn.Linear):
         pass
 
@@ -115,7 +115,7 @@ def test_activations_are_fused_on_request(calls: list[str]) -> None:
         ]
 
 
-def test_gradients_and_compilation_pass_through(calls: list[str]) -> None:
+def test_patched_layers_support_gradients_and_compilation(calls: list[str]) -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 2)), torch.randn(3, 4)
     expected = torch.autograd.grad(model(x).sum(), [*model.parameters()])
     with hgemm_torch.patch(model, fuse=True):
@@ -124,7 +124,7 @@ def test_gradients_and_compilation_pass_through(calls: list[str]) -> None:
     assert all(map(torch.allclose, found, expected)) and torch.allclose(compiled, model(x))
 
 
-def test_layers_elsewhere_are_left_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_layers_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "used_library", lambda: None)
     model = nn.Sequential(nn.Linear(4, 4))
     (kept,) = hgemm_torch.patch(model).kept
@@ -158,7 +158,9 @@ def model_of(name: str, **options):
         ("Qwen2", {}, "model.layers.0.mlp.gate_proj", "silu"),
     ],
 )
-def test_models_of_transformers(calls: list[str], name: str, options: dict, layer: str, activation: str) -> None:
+def test_patches_models_of_transformers(
+    calls: list[str], name: str, options: dict, layer: str, activation: str
+) -> None:
     model = model_of(name, **options)
     tokens = torch.arange(12).reshape(2, 6)
     with torch.no_grad():
@@ -184,7 +186,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_the_benchmark_compares_a_patched_copy(calls: list[str], name: str) -> None:
+def test_benchmark_compares_a_patched_copy(calls: list[str], name: str) -> None:
     pytest.importorskip("transformers")
     from benchmarks import models
 
@@ -200,7 +202,7 @@ def test_the_benchmark_compares_a_patched_copy(calls: list[str], name: str) -> N
     assert 0 < found["patched"] <= models.bound(found["torch"], "bf16")
 
 
-def test_the_benchmark_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_alternates_both_models(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import models
 
     order = []
