@@ -44,6 +44,11 @@ MAX_LOSS = 0.03
 Source: benchmarks/data, four files of measured problems on an H200. Kernels that cover with a predicted loss of 0, 3, 5 and 10 %,
 selected by estimates, reach 96, 95, 94 and 94 % of the speed of the best measured kernel.
 """
+ACTIVATION_STRICTNESS = 2
+"""The loss of kernels with an activation counts this many times: they differ by more than their estimates say.
+
+Source: docs/performance-notes.md, "Activations in estimates".
+"""
 NEAR = (TREE_ONE + MAX_CHANGE) / (TREE_ONE - MAX_CHANGE)
 """Trees may make a candidate the best if its estimate is at most this multiple of the lowest one."""
 ROWS_PER_OCTAVE = 32
@@ -257,6 +262,8 @@ class PackChooser:
     ) -> PackedKernels:
         """Return a small set of candidates whose predicted loss is at most `max_loss` for every problem.
 
+        With an activation, the loss is at most `max_loss` / ACTIVATION_STRICTNESS.
+
         `without` names kernels that could not be built. Candidates that need as many registers are not chosen either.
         `present` names kernels that are built already and stay.
         Raises: RequestError if the others do not support every problem.
@@ -272,7 +279,8 @@ class PackChooser:
         kept = [
             at for at, one in enumerate(self.candidates) if one.symbol in present and np.isfinite(times[:, at]).any()
         ]
-        chosen = smallest_cover(losses, max_loss, kept)
+        weights = [1 if one.query.kind.activation == "none" else ACTIVATION_STRICTNESS for one in self.problems]
+        chosen = smallest_cover(losses * np.array(weights)[:, None], max_loss, kept)
         best = losses[:, chosen].min(axis=1)
         plans = tuple(self.candidates[place].plan for place in chosen)
         ranges = tuple(self._ranges(times, chosen))
