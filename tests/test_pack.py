@@ -321,7 +321,7 @@ def test_kernels_with_an_activation_are_chosen_for_more_rows(chooser: PackChoose
     assert rows["none"] <= rows["silu"]
 
 
-def test_silu_takes_time_that_other_tiles_of_the_sm_hide_in_part() -> None:
+def test_silu_adds_to_the_latency_of_a_tile_and_in_part_to_the_time_of_several() -> None:
     kind = Kind("tn", "f16", "f16", "f16")
     query = SelectionQuery.dense(kind, (2048, 4096, 4096, 1), 0)
     added: dict[int, set[float]] = {}
@@ -335,7 +335,7 @@ def test_silu_takes_time_that_other_tiles_of_the_sm_hide_in_part() -> None:
         assert after.single_tile > before.single_tile and after.k_tile == before.k_tile
         share = (after.tile - before.tile) / (after.single_tile - before.single_tile)
         added.setdefault(before.tiles_per_sm, set()).add(round(share, 2))
-    assert added[1] == {1.0} and added[2] <= {0.49, 0.5}
+    assert added[1] == {0.0} and added[2] == {0.33}
     (small, *_) = candidates_for(kind, query, "sm_80")
     record = planned_record(small.plan)
     assert clocks_of({**record, "spec": {**record["spec"], "activation": "silu"}}) == clocks_of(record)
