@@ -446,6 +446,13 @@ def test_cover_adds_the_kernel_that_a_call_lacks(tmp_path: Path, caplog: pytest.
     assert library.select(query(64, kind=Kind("nn")), H100).symbol.startswith("hgemm_sm90a_")
 
 
+@pytest.mark.slow
+def test_cover_without_fallbacks_fills_an_empty_library(tmp_path: Path) -> None:
+    words = "cover --arch 90 --dtype bf16 --layout nn --no-fallback --add --library".split()
+    done = call("hgemm", *words, tmp_path / "new")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_two_covers_at_once_add_a_kernel_once(tmp_path: Path) -> None:
     words = "cover --arch 80 --dtype f16 --layout tn --align 1 --add --library".split()
     started = [start("hgemm", *words, tmp_path / "new") for _ in range(2)]

@@ -253,10 +253,11 @@ def cover_command(
     found = find()
     if add and found:
         with locked(library):
-            found = find()  # another process may have closed them meanwhile
-            for symbol in close_holes(found, Settings(Library(library), templates_folder()), cores()) if found else ():
-                click.echo(f"added {symbol}", err=True)
-        found = find()
+            before = None
+            while (found := find()) and found != before:  # with --no-fallback, a new kernel on mma.sync may leave other holes
+                for symbol in close_holes(found, Settings(Library(library), templates_folder()), cores()):
+                    click.echo(f"added {symbol}", err=True)
+                before = found
     if as_json:
         click.echo(json.dumps([hole.to_dict() for hole in found], indent=1))
     elif found:
