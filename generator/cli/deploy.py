@@ -254,7 +254,8 @@ def cover_command(
     if add and found:
         with locked(library):
             before = None
-            while (found := find()) and found != before:  # with --no-fallback, a new kernel on mma.sync may leave other holes
+            # Again: with --no-fallback, problems that fall back to a new kernel on mma.sync are further holes.
+            while (found := find()) and found != before:
                 for symbol in close_holes(found, Settings(Library(library), templates_folder()), cores()):
                     click.echo(f"added {symbol}", err=True)
                 before = found
