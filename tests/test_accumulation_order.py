@@ -95,7 +95,7 @@ def test_order_is_unknown_if_m_or_the_launch_decides_the_splits():
     assert at_launch.text == order_of(WGMMA).text and not at_launch.fixed
 
 
-def test_stream_k_has_an_order_of_its_own():
+def test_stream_k_has_its_own_order():
     tiles = ("64x64x64", "128x64x64", "64x128x64")
     assert len({order_of({**WGMMA, "schedule": "stream_k", "tile": tile}).text for tile in tiles}) == len(tiles)
 

@@ -224,7 +224,7 @@ def test_programs_find_the_library_under_cublas_names(blas: Path, tmp_path: Path
     assert len(json.loads(tried(blas, "forms", f"lib/blas/{name}").stdout)) > 10
 
 
-def test_every_function_of_the_list_is_there_once(blas: Path) -> None:
+def test_every_listed_function_is_exported_once(blas: Path) -> None:
     import ctypes
 
     names = forwarded_names((templates_folder() / "capi" / "blas" / "forwarded.txt").read_text())

@@ -94,7 +94,7 @@ def test_each_form_is_a_column_with_figures_instructions_and_results() -> None:
     assert [name for name in rows if name.startswith("sass")] == ["sass HMMA", "sass BAR"]
 
 
-def test_without_a_run_there_is_no_result() -> None:
+def test_forms_that_did_not_run_have_no_result() -> None:
     (column,) = columns([built("atoms")])
     assert "result" not in column and column["registers"] > 0
 

@@ -389,7 +389,7 @@ def test_gated_pair_must_depend_on_up() -> None:
         ({"arch": "sm_90a", "tile": "64x40x64"}, "tile 64x40x64 does not have a multiple of 16 columns"),
     ],
 )
-def test_kernels_that_cannot_compute_a_gated_pair_say_why(options: dict[str, str], reason: str) -> None:
+def test_kernels_that_cannot_compute_a_gated_pair_name_the_reason(options: dict[str, str], reason: str) -> None:
     (refused,) = sweep([{**options, "epilogue": "silu(gate) * up"}]).illegal
     assert reason in (gated_pair(refused.plan) or "")
 
@@ -449,7 +449,7 @@ def test_reductions_have_a_bound(name: str, axis: int) -> None:
         ({"arch": "sm_90", "tile": "16x32x512", "copy": "ldg"}, "one at a time"),
     ],
 )
-def test_kernels_that_cannot_reduce_rows_say_why(options: dict[str, str], reason: str) -> None:
+def test_kernels_that_cannot_reduce_rows_name_the_reason(options: dict[str, str], reason: str) -> None:
     (refused,) = sweep([{**options, "epilogue": "(acc, row_sum(acc))"}]).illegal
     assert reason in (further_results(refused.plan) or "")
 

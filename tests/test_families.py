@@ -126,13 +126,13 @@ def test_a_new_family_is_no_default_and_changes_no_other(stub: Family) -> None:
     assert families.family_of(resolve({"arch": "sm_100"})).name == "mma_sync"
 
 
-def test_an_instruction_that_no_family_has_is_rejected_with_those_that_there_are() -> None:
+def test_unknown_instruction_error_lists_the_known_ones() -> None:
     with pytest.raises(RequestError, match="mma 'tcgen05' is unknown: use wgmma, .*m16n8k16, m16n8k8, wmma16"):
         resolve({"arch": "sm_100", "mma": "tcgen05"})
 
 
 @pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.name)
-def test_every_family_has_an_architecture_and_a_form_or_says_what_is_missing(family: Family) -> None:
+def test_every_family_has_an_architecture_and_a_form_or_a_reason(family: Family) -> None:
     assert any(family.supports(arch) for arch in ARCHS.values())
     assert all(
         isinstance(form, Form) and (templates_folder() / form.template).is_file() for form in family.forms.values()

@@ -40,9 +40,7 @@ def one_line(done: subprocess.CompletedProcess[str], *words: str) -> bool:
 # ---- The cache ------------------------------------------------------------------------------------------------------
 
 
-def test_a_relative_cache_is_resolved_where_the_variable_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_cache_is_resolved_when_the_variable_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert cache_folder({"HGEMM_CACHE_DIR": "cache"}) == tmp_path / "cache" / "executor"
 

@@ -589,7 +589,7 @@ def test_a_split_kernel_needs_its_workspace() -> None:
     check(replace(GOOD, workspace=0x1000000), split, needed)
 
 
-def test_alignments_are_those_of_the_kernel() -> None:
+def test_alignments_follow_the_kernel() -> None:
     loose = LaunchTraits.of(record(align=(1, 2, 4)))
     check(replace(GOOD, a=0x1002, lda=41, ldb=42, b=0x8004, ldc=68, ldd=68, d=0x40008, batch_stride_d=6800), loose)
     with pytest.raises(ProblemError, match="B's leading dimension 41 is not a multiple of 2"):

@@ -124,7 +124,7 @@ def test_equal_layers_are_packed_once() -> None:
     assert many.name == "h.0 and 31 more"
 
 
-def test_a_layer_with_an_activation_is_packed_with_it_and_without() -> None:
+def test_layers_are_packed_with_and_without_their_activation() -> None:
     words = [kind.activation for kind in Layer("a", 8, 8, True, "silu").kinds("bf16")]
     assert words == ["none", "silu"]
     assert Layer("a", 8, 8, True).kinds("tf32") == (Kind("tn", "tf32", "tf32", "f32", bias="row"),)

@@ -646,9 +646,7 @@ def test_the_default_cases_cover_each_legal_group_and_panel(options: dict[str, s
         ("launch", (1, 1), 4, 0),  # other launches have wider groups
     ],
 )
-def test_the_last_group_counts_if_it_is_as_narrow_as_it_can_be(
-    raster: str, cluster: tuple[int, int], m: int, groups: int
-) -> None:
+def test_last_group_counts_if_it_cannot_be_narrower(raster: str, cluster: tuple[int, int], m: int, groups: int) -> None:
     traits = replace(LaunchTraits.of(record()), raster=raster, cluster_shape=cluster)
     problem = Problem(m * traits.tile_m, 2 * traits.tile_n, 1, options=LaunchOptions(1, 0, 1))
     assert raster_groups(traits, problem) == groups

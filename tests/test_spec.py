@@ -44,7 +44,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_value_reads_back_from_its_own_text(name: str) -> None:
+def test_values_round_trip_through_text(name: str) -> None:
     @given(VALUES[name])
     def check(value: object) -> None:
         assert parse_field(name, str(value)) == value

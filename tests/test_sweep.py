@@ -63,7 +63,7 @@ def test_auto_leaves_a_field_to_be_planned() -> None:
     assert "stages" not in planned[0].request and "stages" in planned[1].request
 
 
-def test_equal_specs_are_asked_for_once() -> None:
+def test_equal_specs_are_requested_once() -> None:
     assert len(sweep([{"arch": "sm_90,90,9.0", "dtype": "f16"}, {"arch": "90"}]).candidates) == 1
 
 

@@ -73,7 +73,7 @@ def test_batch_invariant_rows_have_the_same_bits_for_every_m(shape: tuple[int, i
         assert torch.equal(captured[0], whole_batch[5])
 
 
-def test_streams_are_those_of_torch() -> None:
+def test_launches_use_the_current_stream_of_torch() -> None:
     x, w = operands(2048, 2048, 2048)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -175,7 +175,7 @@ def recording() -> Iterator[None]:
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu", "leaky_relu"])
 @pytest.mark.parametrize("case", ["plain", "bias", "bias of rows", "c", "batch", "one b for all"])
-def test_gradients_are_those_of_the_formula(recording: None, activation: str, case: str) -> None:
+def test_gradients_match_the_formula(recording: None, activation: str, case: str) -> None:
     shapes, options = CASES[case]
     given = tensors(*shapes)
     options = {"activation": activation, **options}

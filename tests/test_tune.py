@@ -432,7 +432,7 @@ def test_recorded_benchmarks_of_an_expression_are_selected_by(driver: BenchDrive
     assert (choice.symbol, choice.rule) == ("hgemm_quick_fused", MEASURED)
 
 
-def test_an_epilogue_needs_problems_of_its_own(folder: Path, driver: BenchDriver) -> None:
+def test_tuning_an_epilogue_needs_named_problems(folder: Path, driver: BenchDriver) -> None:
     add_pack(folder, [PackedLayer("up", 56, 24, Kind())])
     with pytest.raises(RequestError, match="no problems given"):
         hgemm.tune(library=folder, epilogue="relu(acc)", **QUICK_FIELDS)
