@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from cuda.bindings import driver as real
 
+import hgemm.device
+import hgemm.launch
 from hgemm import problem as hgemm_problem
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import AUX_BYTES, BIASES, PROBLEM_BYTES, Aux, LaunchOptions, Problem
@@ -29,6 +33,20 @@ _ATTRIBUTES = {
     "MULTIPROCESSOR_COUNT": 3,
     "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
 }
+
+
+@contextmanager
+def installed(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let all modules of hgemm use a fake driver. They keep nothing of it afterwards."""
+    for module in ("device", "kernel", "launch", "workspace", "capture", "bench.device", "bench.memory_kernel"):
+        monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
+    monkeypatch.setattr("hgemm.workspace._made", {})
+    caches = (hgemm.device._open, hgemm.launch._encode)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
 
 
 class FakeDriver:

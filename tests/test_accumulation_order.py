@@ -15,7 +15,7 @@ from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.explain import Question, explain
 from generator.families.base import AccumulationOrder
-from generator.proof.executor import Adversary, HostToolchain
+from generator.proof.executor import Adversary, Executable, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -23,6 +23,7 @@ from hgemm.cases import Case, Shape
 from hgemm.dtypes import decode
 from hgemm.errors import LibraryError
 from hgemm.launch_traits import LaunchTraits
+from hgemm.problem import LaunchOptions
 from hgemm.record import Record, dump
 from hgemm.verification import CheckOptions, Trial
 
@@ -163,13 +164,12 @@ KERNELS = {
 }
 
 
-def sums_of(options: dict[str, str], host_toolchain: HostToolchain) -> bytes:
-    """Return the bytes of a product whose k is no multiple of a k-tile."""
-    (plan,) = sweep([options]).plans
-    made = emit(plan, templates_folder())
-    traits = LaunchTraits.of(planned_sections(made))
-    kernel = EmulatedKernel(traits, executable_of(made, host_toolchain), (Adversary("late", "ahead_low", 1),))
-    trial = Trial(kernel, Case(Shape(41, 48, 421), 1.0, 0.0), HostMemory(), CheckOptions(seed=0), "normal")
+def product_bytes(traits: LaunchTraits, executable: Executable, shape: Shape, splits: int = 0) -> bytes:
+    """Return the bytes of a product of normal data. `splits` are those of the launch, 0 if it has no choice."""
+    kernel = EmulatedKernel(traits, executable, (Adversary("late", "ahead_low", 1),))
+    trial = Trial(kernel, Case(shape, 1.0, 0.0), HostMemory(), CheckOptions(seed=0), "normal")
+    if splits:
+        trial.launch_options = LaunchOptions(splits)
     try:
         trial.prepare()
         found, failure = trial.launch(trial.problem())
@@ -183,8 +183,12 @@ def sums_of(options: dict[str, str], host_toolchain: HostToolchain) -> bytes:
 def test_kernels_have_the_same_bits_if_and_only_if_they_have_the_same_order(hasty_workshop: HostToolchain):
     bits, names = defaultdict(set), defaultdict(list)
     for name, options in KERNELS.items():
-        order = order_of(options).text
-        bits[order].add(sums_of(options, hasty_workshop))
+        (plan,) = sweep([options]).plans
+        made, order = emit(plan, templates_folder()), plan.accumulation_order.text
+        traits = LaunchTraits.of(planned_sections(made))
+        bits[order].add(
+            product_bytes(traits, executable_of(made, hasty_workshop), Shape(41, 48, 421))
+        )  # a partial k-tile
         names[order].append(name)
     assert {order: len(found) for order, found in bits.items()} == dict.fromkeys(bits, 1), names
     assert len({one for found in bits.values() for one in found}) == len(bits), names

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import simulated
 from fake_bench import BenchDriver, FakeCublasLt, build
+from fake_driver import installed
 from records import make_record
 
 import hgemm.bench.operands
@@ -53,13 +54,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.device", "bench.memory_kernel"):
-        monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr("hgemm.bench.operands.COPIED_BYTES", 4096)
-    hgemm.device._open.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
     assert not fake.memory and not fake.alive and not fake.contexts
 
 

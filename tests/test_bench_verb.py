@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 from fake_bench import BenchDriver, FakeCublasLt, build
+from fake_driver import installed
 from records import make_record
 
 import hgemm.bench.operands
@@ -53,16 +54,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, lt_path: Path) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.device", "bench.memory_kernel"):
-        monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr(baselines, "find_library", lambda: str(lt_path))
     for symbol, cost in (("hgemm_fast", 8.0), ("hgemm_slow", 16.0), ("hgemm_other", 4.0)):
         fake.serve(Kernel(Library(folder).load(symbol).record.data), cost)
     fake.lt = FakeCublasLt(lt_path, fake, [10.0, 9.0])
-    hgemm.device._open.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 def call(*arguments: object, command=bench.bench_command) -> Result:

@@ -10,10 +10,9 @@ from xml.etree import ElementTree
 import pytest
 import simulated
 from click.testing import CliRunner, Result
-from fake_driver import FakeDriver
+from fake_driver import FakeDriver, installed
 from records import make_record
 
-import hgemm.device
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.cli import inspect as compare
@@ -102,11 +101,8 @@ def test_forms_that_did_not_run_have_no_result() -> None:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
-    monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    monkeypatch.setattr("hgemm.device.driver", lambda: fake)
-    hgemm.device._open.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 def test_kernels_that_compute_the_same_have_the_same_bits(driver: FakeDriver, tmp_path: Path) -> None:

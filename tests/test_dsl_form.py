@@ -24,7 +24,7 @@ from conftest import ROOT
 from exports import need_compiler
 from fake_bench import BenchDriver, FakeCublasLt
 from fake_bench import build as build_library
-from fake_driver import FakeDriver
+from fake_driver import FakeDriver, installed
 from records import make_record
 
 import hgemm.bench.operands
@@ -439,34 +439,28 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     return library
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> FakeDriver:
-    for place in ("device", "bench.device", "bench.memory_kernel"):
-        monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
-    monkeypatch.setattr(CheckWorkers, "check", lambda self, request: (check_here(request), ""))  # where the fake lives
-    hgemm.device._open.cache_clear()
-    return fake
-
-
 @pytest.fixture
 def gpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     """A GPU that computes what the kernel says it computes."""
-    fake = serve(monkeypatch, FakeDriver())
+    fake = FakeDriver()
     traits = Kernel(library.load(SYMBOL).record.data).traits
     fake.kernel = lambda problem: simulated.launch(traits, problem, frozenset())
-    yield fake
-    hgemm.device._open.cache_clear()
+    monkeypatch.setattr(CheckWorkers, "check", lambda self, request: (check_here(request), ""))  # where the fake lives
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 @pytest.fixture
 def timed_gpu(library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BenchDriver]:
     """A GPU whose clock is simulated, with cuBLASLt beside."""
-    fake, lt = serve(monkeypatch, BenchDriver()), build_library(tmp_path)
+    fake, lt = BenchDriver(), build_library(tmp_path)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr(baselines, "find_library", lambda: str(lt))
     fake.serve(Kernel(library.load(SYMBOL).record.data), 8.0)
     fake.lt = FakeCublasLt(lt, fake, [10.0])
-    yield fake
-    hgemm.device._open.cache_clear()
+    monkeypatch.setattr(CheckWorkers, "check", lambda self, request: (check_here(request), ""))
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 def call(library: Library, *words: str) -> Result:

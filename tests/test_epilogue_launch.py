@@ -14,7 +14,7 @@ import pytest
 import simulated
 from computing_driver import ComputingDriver, Cuda
 from conftest import call
-from fake_driver import SUCCESS, problem_at
+from fake_driver import SUCCESS, installed, problem_at
 from records import make_record, resources_of
 from test_matmul import numbers, product
 
@@ -72,12 +72,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Library:
 @pytest.fixture
 def driver(opened: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExpressionDriver]:
     fake = ExpressionDriver(opened)
-    monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    for module in ("kernel", "launch", "workspace", "capture"):
-        monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
-    hgemm.device._open.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 def given(m: int = 40, n: int = 48, k: int = 64, batch: tuple[int, ...] = ()) -> tuple[dict, dict]:

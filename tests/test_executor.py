@@ -9,7 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -257,17 +257,14 @@ def test_illegal_launch_is_rejected(rules: Executable, change: dict, reason: str
 def test_launches_are_serialised(rules: Executable) -> None:
     refused: list[str] = []
 
-    def second() -> None:
+    def second(_: int) -> None:
         try:
             run(rules, "endless", True, ALL[0])
         except DeviceError as error:
             refused.append(str(error))
 
-    threads = [threading.Thread(target=second) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(second, range(8)))
     assert len(refused) < 8 and all("another thread runs" in reason for reason in refused)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -691,11 +692,8 @@ def test_threads_share_a_library_and_a_plan(matmul_library, torch) -> None:
                 if not right(out, a, w.t()):
                     wrong.append((seed, turn))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     a, w, out = whole(torch, 64, 128), whole(torch, 96, 128), torch.empty(64, 96, device="cuda", dtype=torch.float16)
     torch.cuda.synchronize()
     bare = threading.Thread(target=lambda: plan(a, w.t(), out, stream=0))

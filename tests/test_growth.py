@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from computing_driver import ComputingDriver, Cuda, placed
 from conftest import ROOT, call, start
-from fake_driver import SUCCESS
+from fake_driver import SUCCESS, installed
 
 import hgemm
 import hgemm.device
@@ -137,11 +138,8 @@ def test_concurrent_threads_build_a_kernel_once(
         begin.wait()
         found.append(libraries[place % 2].select(query(64), A100).symbol)
 
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(run, range(6)))
     assert len(found) == 6 and len({*found}) == 1
     assert counting.sizes == ["small"] and len(lines(caplog, "built")) == 1
 
@@ -321,14 +319,8 @@ class Live(dict):
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ComputingDriver]:
     """A driver that computes on the CPU, with a library that grows."""
     fake = ComputingDriver(hgemm.open(tmp_path, build=True))
-    monkeypatch.setattr("hgemm.workspace._made", {})
-    for module in ("device", "kernel", "launch", "workspace", "capture"):
-        monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
-    hgemm.device._open.cache_clear()
-    hgemm.launch._encode.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
-    hgemm.launch._encode.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 def test_a_product_with_a_bias_is_right_at_the_first_call(device: ComputingDriver, tmp_path: Path) -> None:

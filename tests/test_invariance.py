@@ -16,6 +16,7 @@ from conftest import hgemm as run_hgemm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tables import catalog_records, catalog_table, record_of
+from test_accumulation_order import product_bytes
 
 from generator.build.emit import emit
 from generator.build.pipeline import planned_sections
@@ -23,16 +24,14 @@ from generator.build.toolchain import templates_folder
 from generator.pack.growth import best_plan
 from generator.pack.kernels import PackChooser
 from generator.pack.models import Layer
-from generator.proof.executor import Adversary, HostToolchain
-from generator.proof.machine import EmulatedKernel, HostMemory
+from generator.proof.executor import HostToolchain
 from generator.store.library import Library
 from generator.sweep import sweep
 from generator.tuning import planned_record
 from hgemm.accumulation import unsplit_order
 from hgemm.arrays import View
-from hgemm.cases import Case, Shape
-from hgemm.dispatch_table import DispatchTable, Row, row_of, sms_used
-from hgemm.dtypes import decode
+from hgemm.cases import Shape
+from hgemm.dispatch_table import DispatchTable, row_of, sms_used
 from hgemm.errors import UnsupportedError
 from hgemm.growth import GrowingSelector, Growth
 from hgemm.invariance import order_of
@@ -41,7 +40,6 @@ from hgemm.problem import LAYOUTS, Kind, LaunchOptions
 from hgemm.products import MatmulOptions, _independent_of_rows, _query, matching_kinds
 from hgemm.selection import Choice, Selector
 from hgemm.selection_query import SelectionQuery, Target
-from hgemm.verification import CheckOptions, Trial
 
 H100 = Target.typical("sm_90")
 WORKSPACE_BYTES = 34 << 20
@@ -396,29 +394,14 @@ def test_launches_have_the_same_bits_if_and_only_if_they_have_the_same_order(has
         (plan,) = sweep([texts]).plans
         made = emit(plan, templates_folder())
         record = planned_sections(made)
-        row = row_of(LaunchTraits.of(record), {**record, "resources": {"ctas_per_sm": 1}})
-        executable = executable_of(made, hasty_workshop)
-        order = order_of(row, LONG_K, splits)
+        traits, executable = LaunchTraits.of(record), executable_of(made, hasty_workshop)
+        row = row_of(traits, {**record, "resources": {"ctas_per_sm": 1}})
+        order, decided = order_of(row, LONG_K, splits), splits * row.decides_splits
         for m in (3, 41):
-            bits.setdefault((order, m), set()).add(sums_of(row, LaunchTraits.of(record), executable, splits, m))
+            bits.setdefault((order, m), set()).add(product_bytes(traits, executable, Shape(m, 64, LONG_K), decided))
     assert {len(found) for found in bits.values()} == {1}
     assert (
         len({one for (_, m), found in bits.items() if m == 3 for one in found})
         == len({order for order, _ in bits})
         == 3
     )
-
-
-def sums_of(row: Row, traits: LaunchTraits, executable: Path, splits: int, m: int) -> bytes:
-    """Return the bytes of a product with `m` rows."""
-    kernel = EmulatedKernel(traits, executable, (Adversary("late", "ahead_low", 1),))
-    trial = Trial(kernel, Case(Shape(m, 64, LONG_K), 1.0, 0.0), HostMemory(), CheckOptions(seed=0), "normal")
-    if row.decides_splits:
-        trial.launch_options = LaunchOptions(splits)
-    try:
-        trial.prepare()
-        found, failure = trial.launch(trial.problem())
-    finally:
-        trial.free()
-    assert not failure
-    return np.ascontiguousarray(decode(found, traits.dtype_d)).tobytes()

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from exports import paper_library
 from fake_bench import BenchDriver, FakeCublasLt, build
+from fake_driver import installed
 
 import hgemm.bench.operands
 import hgemm.device
@@ -108,8 +109,6 @@ def lt_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def driver(monkeypatch: pytest.MonkeyPatch, lt_path: Path) -> Iterator[BenchDriver]:
     """A GPU of compute capability 9.0 whose kernels take 20, 5 and 8 us by their stages, and cuBLASLt's 4 us."""
     fake = BenchDriver()
-    for place in ("device", "bench.device", "bench.memory_kernel"):
-        monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr(baselines, "find_library", lambda: str(lt_path))
     load = hgemm.device.Device.load
@@ -123,9 +122,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, lt_path: Path) -> Iterator[BenchDriv
     monkeypatch.setattr(hgemm.device.Device, "load", served)
     fake.broken = {}  # faults by time
     fake.lt = FakeCublasLt(lt_path, fake, [4.0, 3.0])
-    hgemm.device._open.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
     assert not fake.memory and not fake.alive and not fake.contexts
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simulated
-from fake_driver import MEMSET, FakeDriver, real, unpack
+from fake_driver import MEMSET, FakeDriver, installed, real, unpack
 from gpu_arrays import Dlpack, Interface
 from simulated import record
 
@@ -49,10 +49,8 @@ COUNTERS = WORKSPACE_COUNTERS * COUNTER_BYTES
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
-    monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    hgemm.device._open.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 # ---- Numbers of a launch --------------------------------------------------------------------------------------------
@@ -628,13 +626,8 @@ PROBLEM = Problem(100, 200, 72, a=0x10000, b=0x20000, d=0x80000, lda=80, ldb=96,
 def driver_of_maps(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     fake.takes_maps = True
-    for place in ("hgemm.device.driver", "hgemm.launch.driver"):
-        monkeypatch.setattr(place, lambda: fake)
-    hgemm.device._open.cache_clear()
-    _encode.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
-    _encode.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 def record_of_maps(shape: tuple[int, int] = (2, 1), operands: str = "abd", rule: str = "one_tile", **spec) -> dict:

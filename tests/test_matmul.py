@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from computing_driver import ComputingDriver, Cuda, placed
 from conftest import ROOT
-from fake_driver import SUCCESS, unpack
+from fake_driver import SUCCESS, installed, unpack
 from gpu_arrays import Dlpack, Interface
 from records import make_record
 from test_gpu import make_library
@@ -56,15 +57,8 @@ def library(opened: Library) -> Library:
 @pytest.fixture
 def driver(opened: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputingDriver]:
     fake = ComputingDriver(opened)
-    monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    monkeypatch.setattr("hgemm.workspace._made", {})
-    for module in ("kernel", "launch", "workspace", "capture"):
-        monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
-    hgemm.device._open.cache_clear()
-    hgemm.launch._encode.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
-    hgemm.launch._encode.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 def numbers(*shape: int, dtype: str = "f2") -> np.ndarray:
@@ -459,11 +453,8 @@ def test_threads_share_a_library_and_a_plan(library: Library, driver: ComputingD
             if not (out == product(a, w.T)).all():
                 wrong.append((seed, turn))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
     assert not wrong and len(driver.launches) == 120
     assert {launch[3] for launch in driver.launches} == {*range(1, 7)}
 

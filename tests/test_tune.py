@@ -19,6 +19,7 @@ import measured
 import pytest
 from click.testing import CliRunner, Result
 from fake_bench import BenchDriver
+from fake_driver import installed
 from hypothesis import given
 from hypothesis import strategies as st
 from records import make_record, resources_of
@@ -96,14 +97,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.device", "bench.memory_kernel"):
-        monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     for kernel in read_kernels(folder):
         fake.serve(kernel, COSTS_US[kernel.traits.symbol.removeprefix("hgemm_")])
-    hgemm.device._open.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
     assert not fake.memory and not fake.alive and not fake.contexts
 
 

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 import simulated
 from click.testing import CliRunner, Result
-from fake_driver import FakeDriver
+from fake_driver import FakeDriver, installed
 from records import make_record
 
 import hgemm.device
@@ -438,13 +438,10 @@ def device_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
-    monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    monkeypatch.setattr("hgemm.device.driver", lambda: fake)
     # Kernels are checked in this process, for the fake driver lives here.
     monkeypatch.setattr(CheckWorkers, "check", lambda self, request: (_here(fake, request), ""))
-    hgemm.device._open.cache_clear()
-    yield fake
-    hgemm.device._open.cache_clear()
+    with installed(fake, monkeypatch):
+        yield fake
 
 
 def _here(fake: FakeDriver, request: CheckRequest) -> CheckOutcome:
