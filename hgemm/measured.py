@@ -29,15 +29,15 @@ from hgemm.checks import (
     integer,
     list_of,
     map_of,
+    one_of,
     plain,
     scalar,
     text,
 )
 from hgemm.disk import disk_errors, read_whole
-from hgemm.dtypes import OUTPUTS
 from hgemm.epilogue import HASH_DIGITS, NONE
 from hgemm.errors import LibraryError
-from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT, TYPES, Kind, LaunchOptions
+from hgemm.problem import MAX_EXTENT, REQUEST_WORDS, Kind, LaunchOptions
 from hgemm.record import SYMBOL
 
 # ==== The schema of a session ====
@@ -51,7 +51,6 @@ _LOG = logging.getLogger(__name__)
 
 SESSION_NAME = text(r"[0-9]{8}t[0-9]{12}z_[0-9a-f]{8}", "a session's name: date, time to the microsecond, 8 digits")
 _DATE = text(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", "a date and time in UTC")
-_EXTENT = integer(low=1, high=MAX_EXTENT)
 _HEADER = fields(
     {
         "schema": integer(low=SCHEMA, high=SCHEMA),
@@ -79,20 +78,13 @@ _KERNEL = fields(
         "toolchain": map_of(NAME, either(list_of(TEXT), TEXT)),
     }
 )
-_WORDS = {"layout": LAYOUTS, "dtype_a": TYPES, "dtype_b": TYPES, "acc": ACCUMULATIONS, "dtype_d": OUTPUTS}
-_PROBLEM = fields(
-    {
-        **dict.fromkeys(("m", "n", "k", "batch"), _EXTENT),
-        **{name: text("|".join(words), f"one of {', '.join(words)}") for name, words in _WORDS.items()},
-    },
-    optional={
-        **{
-            name: text("|".join(words), f"one of {', '.join(words)}")
-            for name, words in (("bias", BIASES), ("activation", ACTIVATIONS))
-        },
-        "epilogue": text(f"[0-9a-f]{{{HASH_DIGITS}}}", "the hash of an expression"),
-    },
-)
+_WORDS = {name: one_of(*words) for name, words in REQUEST_WORDS.items()}
+EPILOGUE_FIELDS = {name: _WORDS.pop(name) for name in ("bias", "activation")}
+"""The optional fields of a problem in files."""
+PROBLEM_FIELDS = {**dict.fromkeys(("m", "n", "k", "batch"), integer(low=1, high=MAX_EXTENT)), **_WORDS}
+"""The required fields of a problem in files."""
+_HASH = text(f"[0-9a-f]{{{HASH_DIGITS}}}", "the hash of an expression")
+_PROBLEM = fields(PROBLEM_FIELDS, optional={**EPILOGUE_FIELDS, "epilogue": _HASH})
 _MIN_TIME_US = 1e-6
 
 

@@ -7,32 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hgemm.checks import TEXT, Mismatch, fields, integer, list_of, text
+from hgemm.checks import TEXT, Mismatch, fields, integer, list_of, one_of
 from hgemm.disk import disk_errors, read_whole, write_atomically
-from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError
-from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT, TYPES, Kind
+from hgemm.problem import MAX_EXTENT, REQUEST_WORDS, Kind
 
 PACK_NAME = "pack.json"
 SCHEMA = 1
 ROWS = 1, 16384
 """The fewest and the most rows of A that a pack is made for, unless it says otherwise."""
 _MAX_BYTES = 16 * 1024 * 1024
-_WORDS = {
-    "layout": LAYOUTS,
-    "dtype_a": TYPES,
-    "dtype_b": TYPES,
-    "dtype_d": OUTPUTS,
-    "acc": ACCUMULATIONS,
-    "bias": BIASES,
-    "activation": ACTIVATIONS,
-}
 _LAYER = fields(
     {
         "name": TEXT,
         "n": integer(low=1, high=MAX_EXTENT),
         "k": integer(low=1, high=MAX_EXTENT),
-        **{name: text("|".join(words), f"one of {', '.join(words)}") for name, words in _WORDS.items()},
+        **{name: one_of(*words) for name, words in REQUEST_WORDS.items()},
     },
     optional={"rows": list_of(integer(low=1, high=MAX_EXTENT), length=2)},
 )
@@ -80,7 +70,7 @@ def read_pack(library: Path) -> tuple[PackedLayer, ...]:
             layer["name"],
             layer["n"],
             layer["k"],
-            Kind(**{name: layer[name] for name in _WORDS}),
+            Kind(**{name: layer[name] for name in REQUEST_WORDS}),
             (min(rows := layer.get("rows", ROWS)), max(rows)),
         )
         for layer in document["layers"]

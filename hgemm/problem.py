@@ -178,6 +178,8 @@ _WORDS = {
     "activation": ACTIVATIONS,
 }
 """The fields of a kind in the order of their digits in `Kind.code`, the lowest first."""
+REQUEST_WORDS = {**_WORDS, "bias": BIASES}
+"""The words of the fields of a requested kind. Only kernels leave the bias to the launch."""
 DIGIT_BITS = 4
 EPILOGUE_SHIFT = DIGIT_BITS * len(_WORDS)
 POINTER_ARRAYS = 1 << EPILOGUE_SHIFT + 4 * HASH_DIGITS + 1

@@ -19,6 +19,7 @@ from hgemm.epilogue import NONE, parse_epilogue
 from hgemm.errors import deprecated
 from hgemm.library import is_symbol
 from hgemm.locations import library_suffix
+from hgemm.problem import LAYOUTS
 from hgemm.record import RECORD_NAME, SOURCE_NAME, Scalar, current_field, current_word
 
 FIELD_MEANINGS = flat_fields()
@@ -216,7 +217,6 @@ def _number(text: str) -> int | float:
 
 # ---- Choosing kernels ----------------------------------------------------------------------------------------------
 
-LAYOUTS = ("tn", "nn", "nt", "tt")
 MAX_CANDIDATES = 5
 """The most symbols that an error lists for an ambiguous name."""
 _HASH = re.compile(rf"[0-9a-f]{{4,{HASH_DIGITS}}}", re.ASCII)

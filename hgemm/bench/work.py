@@ -11,39 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.cases import Shape
-from hgemm.checks import TEXT, fields, integer, text
+from hgemm.checks import TEXT, fields
 from hgemm.disk import read_text
-from hgemm.dtypes import DTYPES, OUTPUTS
+from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE, PAIR_COLUMNS, Epilogue, columns_of_d, parse_epilogue
 from hgemm.errors import LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import read_stored, read_usable_records, scan
-from hgemm.problem import ACTIVATIONS, BIASES, LAUNCH, MAX_EXTENT, Kind
+from hgemm.measured import EPILOGUE_FIELDS, PROBLEM_FIELDS
+from hgemm.problem import LAUNCH, REQUEST_WORDS, Kind
 from hgemm.record import CUBIN_NAME, PTX_NAME
 
-LAYOUTS = ("tn", "nn", "nt", "tt")
-ACCUMULATORS = ("f32", "f16", "f16_promoted")
 _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 
 MAX_PROBLEMS = 1_000_000
 """Limit on problems from --m, --n and --k. Listing a million takes 4 s and 0.2 GiB; more are likely a mistake."""
 
-_EXTENT = integer(low=1, high=MAX_EXTENT)
-_KINDS = {"layout": LAYOUTS, **{f"dtype_{name}": tuple(DTYPES) for name in "abd"}, "acc": ACCUMULATORS}
-WORK = fields(
-    {
-        **dict.fromkeys(("m", "n", "k", "batch"), _EXTENT),
-        **{name: text("|".join(values), f"one of {', '.join(values)}") for name, values in _KINDS.items()},
-        "group": TEXT,
-    },
-    optional={
-        name: text("|".join(values), f"one of {', '.join(values)}")
-        for name, values in (("bias", BIASES), ("activation", ACTIVATIONS))
-    }
-    | {"expression": TEXT},
-)
+WORK = fields({**PROBLEM_FIELDS, "group": TEXT}, optional={**EPILOGUE_FIELDS, "expression": TEXT})
 """Form of a problem in result files: `Work.plain`."""
 
 
@@ -138,11 +124,9 @@ _COMPARED = ("layout", "dtype_a", "dtype_b", "acc", "dtype_d", "activation")
 
 def checked(work: Work) -> Work:
     """Return the work. Raises RequestError for an unknown layout, type or extent."""
-    known = {"layout": LAYOUTS, "dtype_a": DTYPES, "dtype_b": DTYPES, "acc": ACCUMULATORS, "dtype_d": OUTPUTS}
-    known |= {"bias": BIASES, "activation": ACTIVATIONS}
-    for name, values in known.items():
-        if getattr(work, name) not in values:
-            raise unknown_word(f"{work.group}: {name}", getattr(work, name), values)
+    for name, words in REQUEST_WORDS.items():
+        if getattr(work, name) not in words:
+            raise unknown_word(f"{work.group}: {name}", getattr(work, name), words)
     Shape.parse(str(work.shape))
     if work.parsed and (work.bias, work.activation) != ("none", "none"):
         raise RequestError(f"an epilogue excludes bias {work.bias} and activation {work.activation}: write them in it")
