@@ -45,7 +45,7 @@ def cubin_runs(arch: str, capability: tuple[int, int]) -> bool:
     Source: CUDA C++ Programming Guide 12.6, "Binary Compatibility" (same major version, same or later minor version, not
         between Tegra and others) and "Feature Set Compiler Targets" (sm_90a code runs on 9.0 only).
     """
-    number, suffix = _split(arch)
+    number, suffix = split_arch(arch)
     here = capability[0] * 10 + capability[1]
     if suffix or _TEGRA in (number, here):
         return number == here
@@ -54,12 +54,13 @@ def cubin_runs(arch: str, capability: tuple[int, int]) -> bool:
 
 def ptx_runs(arch: str, capability: tuple[int, int]) -> bool:
     """Return whether the driver compiles PTX for `arch` on such a device: on any later one, but sm_90a on 9.0 only."""
-    number, suffix = _split(arch)
+    number, suffix = split_arch(arch)
     here = capability[0] * 10 + capability[1]
     return number == here if suffix else number <= here
 
 
-def _split(arch: str) -> tuple[int, str]:
+def split_arch(arch: str) -> tuple[int, str]:
+    """Return the number and the suffix of an architecture: 90 and "a" for sm_90a. Raises LibraryError if it is malformed."""
     match = re.fullmatch(r"sm_([0-9]+)([a-z]?)", arch)
     if not match:
         raise LibraryError(f"arch {arch!a} is not an architecture such as sm_89: regenerate the kernel")

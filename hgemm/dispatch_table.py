@@ -6,7 +6,6 @@ the same ones (templates/capi/src/select.c).
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from hgemm.accumulation import unsplit_order
-from hgemm.device import cubin_runs, ptx_runs
+from hgemm.device import cubin_runs, ptx_runs, split_arch
 from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE
 from hgemm.errors import LibraryError, RequestError
@@ -220,7 +219,8 @@ class DispatchTable:
 
         Raises: LibraryError for a record without a field that a launch or an estimate needs.
         """
-        found = sorted(((LaunchTraits.of(record), record) for record in records), key=_sort_key)
+        found = [(LaunchTraits.of(record), record) for record in records]
+        found.sort(key=lambda one: row_order(one[0], one[1]["spec"].get("form", "atoms")))
         groups: list[Group] = []
         rows: list[Row] = []
         for traits, record in found:
@@ -253,14 +253,8 @@ def kind_of(traits: LaunchTraits) -> Kind:
 def code_match(arch: str, capability: tuple[int, int]) -> int | None:
     """Return how code for `arch` runs on a device of this compute capability, or None if it does not."""
     if cubin_runs(arch, capability):
-        number = int("".join(re.findall("[0-9]", arch)))
-        return EXACT if divmod(number, 10) == capability else COMPATIBLE
+        return EXACT if divmod(split_arch(arch)[0], 10) == capability else COMPATIBLE
     return PTX if ptx_runs(arch, capability) else None
-
-
-def _sort_key(found: tuple[LaunchTraits, Mapping[str, Any]]) -> tuple[Any, ...]:
-    traits, record = found
-    return row_order(traits, record["spec"].get("form", "atoms"))
 
 
 def row_order(traits: LaunchTraits, form: str = "atoms") -> tuple[Any, ...]:
@@ -268,8 +262,14 @@ def row_order(traits: LaunchTraits, form: str = "atoms") -> tuple[Any, ...]:
 
     Source: benchmarks/data/mma_sync_h200.json: 256x128 is 2 to 3 % faster than 128x256 from 2048 to 8192.
     """
-    number = int("".join(re.findall("[0-9]", traits.arch)))
-    return -number, traits.arch, kind_of(traits).code, -traits.tile_m, form != "atoms", traits.symbol
+    return (
+        -split_arch(traits.arch)[0],
+        traits.arch,
+        kind_of(traits).code,
+        -traits.tile_m,
+        form != "atoms",
+        traits.symbol,
+    )
 
 
 def row_of(
@@ -349,29 +349,26 @@ def _surveys(
     for (capability, sms, kind), part in parts.items():
         indices = {row.symbol: at for at, row in enumerate(rows) if kind_supports(groups[row.group].kind, kind)}
         target = Target.typical(f"sm_{capability}", sms)
-        devices = tuple(sorted({found.device for found in part.values()}))
-        surveys.append(
-            Survey(capability, sms, kind, devices, _survey_points(Kind.from_code(kind), part, indices, rows, target))
+        points = tuple(
+            _survey_point(SelectionQuery.dense(Kind.from_code(kind), extents), found, indices, rows, target)
+            for extents, found in part.items()
         )
+        devices = tuple(sorted({found.device for found in part.values()}))
+        surveys.append(Survey(capability, sms, kind, devices, points))
     return tuple(surveys)
 
 
-def _survey_points(
-    kind: Kind, part: Mapping[Extents, BestKnown], indices: Mapping[str, int], rows: Sequence[Row], target: Target
-) -> tuple[SurveyPoint, ...]:
-    ratios = []
-    for extents, found in part.items():
-        timed = {indices[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in indices}
-        query, here = SelectionQuery.dense(kind, extents), replace(target, dram_gbytes_per_s=found.dram_gbytes_per_s)
-        ratios.append({at: time_us / refined_estimate(rows[at], query, here) for at, time_us in timed.items()})
-    orders = [tuple(indices[symbol] for symbol in found.order if symbol in indices) for found in part.values()]
-    options = [
-        tuple(sorted((indices[symbol], its) for symbol, its in found.options.items() if symbol in indices))
-        for found in part.values()
-    ]
-    return tuple(
-        SurveyPoint(*extents, order, tuple(sorted(of_point.items())), of_rows)
-        for extents, order, of_point, of_rows in zip(part, orders, ratios, options, strict=True)
+def _survey_point(
+    query: SelectionQuery, found: BestKnown, indices: Mapping[str, int], rows: Sequence[Row], target: Target
+) -> SurveyPoint:
+    here = replace(target, dram_gbytes_per_s=found.dram_gbytes_per_s)
+    timed = sorted((indices[symbol], time_us) for symbol, time_us in found.times_us.items() if symbol in indices)
+    options = sorted((indices[symbol], its) for symbol, its in found.options.items() if symbol in indices)
+    return SurveyPoint(
+        *(query.m, query.n, query.k, query.batch),
+        order=tuple(indices[symbol] for symbol in found.order if symbol in indices),
+        ratios=tuple((at, time_us / refined_estimate(rows[at], query, here)) for at, time_us in timed),
+        options=tuple(options),
     )
 
 
@@ -503,13 +500,8 @@ def corrected_clocks(clocks: Clocks, factors: Factors, level: int = OF_KERNEL) -
 def model_clocks_of(record: Mapping[str, Any], ctas_per_sm: int) -> Clocks:
     """Return the coefficients of a kernel with this occupancy, by the cost model alone."""
     spec, card = record["spec"], _card(record["arch"])
-    shape, constants, mhz = (
-        KernelShape.of(spec, card, ctas_per_sm),
-        fit_of(spec).constants,
-        card["sm_mhz"],
-    )
-    wgmma = by_wgmma(spec)
-    aligned, straddled = (cycles_of(shape, wgmma, part, constants, mhz) for part in (0, 1))
+    shape, constants, mhz = KernelShape.of(spec, card, ctas_per_sm), fit_of(spec).constants, card["sm_mhz"]
+    aligned, straddled = (cycles_of(shape, by_wgmma(spec), part, constants, mhz) for part in (0, 1))
     dram_bytes_per_clock = card.dram_gbytes_per_s * 1e3 * constants.dram_part / mhz
     l2_bytes_per_clock = constants.again_bytes_per_cycle * card.sms
     return Clocks(
@@ -532,7 +524,7 @@ def model_clocks_of(record: Mapping[str, Any], ctas_per_sm: int) -> Clocks:
 
 
 def _card(arch: str) -> Card:
-    number = int("".join(digit for digit in arch if digit.isdigit()))
+    number, _ = split_arch(arch)
     card = usual_card(CARD_ARCH.get(number, number))
     if card is None:
         raise KeyError(f"no card table for {arch}")

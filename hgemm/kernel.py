@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -164,17 +164,6 @@ class Kernel:
 # ==== From arrays to a problem ====
 
 
-@dataclass(frozen=True)
-class _Stored:
-    pointer: int
-    leading: int
-    batch_stride: int
-
-    def fields(self, name: str) -> dict[str, Any]:
-        """Return the fields of a Problem."""
-        return {name: self.pointer, f"ld{name}": self.leading, f"batch_stride_{name}": self.batch_stride}
-
-
 def split_inputs(inputs: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the arrays and the numbers among the inputs of an expression.
 
@@ -216,24 +205,20 @@ def problem_of(
     """
     _check_types(traits, views)
     m, n, k, batch = _sizes(traits, views)
-    a = _stored(traits, views["A"], "A", contiguous=-1 if traits.a_k_major else -2, align=traits.align_a)
-    b = _stored(traits, views["B"], "B", contiguous=-2 if traits.b_k_major else -1, align=traits.align_b)
-    d = _stored(traits, views["D"], "D", contiguous=-1, align=traits.align_d)
+    a = _fields_of(traits, views, "A", contiguous=-1 if traits.a_k_major else -2, align=traits.align_a)
+    b = _fields_of(traits, views, "B", contiguous=-2 if traits.b_k_major else -1, align=traits.align_b)
+    d = _fields_of(traits, views, "D", contiguous=-1, align=traits.align_d)
+    c = _fields_of(traits, views, "C", contiguous=-1, align=traits.align_d) if "C" in views else {}
     problem = Problem(
         m,
         n,
         k,
         batch,
-        **a.fields("a"),
-        **b.fields("b"),
-        **d.fields("d"),
+        **(a | b | c | d),
         alpha=number_of("alpha", alpha),
         beta=number_of("beta", beta),
         workspace=views["workspace"].pointer if "workspace" in views else 0,
     )
-    if "C" in views:
-        c = _stored(traits, views["C"], "C", contiguous=-1, align=traits.align_d)
-        problem = replace(problem, **c.fields("c"))
     if "bias" in views:
         bias = views["bias"]
         if bias.shape[-1] > 1 and bias.strides[-1] != 1:
@@ -374,9 +359,11 @@ def _sizes(traits: LaunchTraits, views: Mapping[str, View]) -> tuple[int, int, i
     return m, n, k, batch
 
 
-def _stored(traits: LaunchTraits, matrix: View, name: str, contiguous: int, align: int) -> _Stored:
-    """Return how a matrix is stored. Its axis `contiguous` (-1 or -2) must be contiguous."""
-    other = -3 - contiguous
+def _fields_of(
+    traits: LaunchTraits, views: Mapping[str, View], name: str, contiguous: int, align: int
+) -> dict[str, Any]:
+    """Return the fields of a Problem for a matrix. Its axis `contiguous` (-1 or -2) must be contiguous."""
+    matrix, other, letter = views[name], -3 - contiguous, name.lower()
     if matrix.shape[contiguous] > 1 and matrix.strides[contiguous] != 1:
         axes = {"A": "mk", "B": "kn"}.get(name, "mn")
         raise ProblemError(
@@ -385,7 +372,7 @@ def _stored(traits: LaunchTraits, matrix: View, name: str, contiguous: int, alig
         )
     single = matrix.shape[other] <= 1  # its stride is not used
     leading = -(-matrix.shape[contiguous] // align) * align if single else matrix.strides[other]
-    return _Stored(matrix.pointer, leading, _batch_stride(matrix, 2))
+    return {letter: matrix.pointer, f"ld{letter}": leading, f"batch_stride_{letter}": _batch_stride(matrix, 2)}
 
 
 def _batch_stride(matrix: View, axes: int) -> int:

@@ -127,16 +127,9 @@ class Selector:
     @cached_property
     def surveys(self) -> dict[int, Survey]:
         """By kind: the survey on devices of this capability with the nearest number of SMs, the fewer on a tie."""
-        found: dict[int, Survey] = {}
-        for survey in self.table.surveys:
-            if survey.capability == self.target.number:
-                other = found.get(survey.kind)
-                if other is None or self._sms_apart(survey) < self._sms_apart(other):
-                    found[survey.kind] = survey
-        return found
-
-    def _sms_apart(self, survey: Survey) -> int:
-        return abs(survey.sms - self.target.sms)
+        here = [survey for survey in self.table.surveys if survey.capability == self.target.number]
+        nearest_first = sorted(here, key=lambda survey: abs(survey.sms - self.target.sms))
+        return {survey.kind: survey for survey in reversed(nearest_first)}
 
     def find(self, query: SelectionQuery) -> Choice | None:
         """Return the kernel for a query, or None. Extents are 1 or more; k may be 0."""
@@ -185,7 +178,6 @@ class Selector:
                 if best is not None:
                     return self._choice(best, match, query, order, MEASURED, measured)
         factors = self.corrections(rows, query)
-
         clocks = {row: self._clocks(row, query, order) for row in rows}
 
         def corrected(row: int, clocks: int) -> int:
@@ -338,12 +330,7 @@ class Selector:
             types = sorted({Kind.from_code(kind).dtype_a for kind in kinds})
             others = "" if query.kind.dtype_a in types else f"the library has {', '.join(types)}; "
             return f"no kernel computes {query.kind} on {self.target.name}: {others}{fix}"
-        rows = [
-            row
-            for _, place in self.groups
-            if kind_supports((group := self.table.groups[place]).kind, query.kind.code)
-            for row in self.table.rows[group.first : group.first + group.count]
-        ]
+        rows = [self.table.rows[at] for _, at in self._of_kind(query)]
         order = self.order(query) if query.batch_invariant else None
         if query.batch_invariant and query.k and order is None:
             return self._no_order_reason(rows, query)

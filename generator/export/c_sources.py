@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from generator.errors import INSTALL, HgemmError, LibraryError
 from hgemm.consistency import MAX_CLUSTER_EXTENT
+from hgemm.device import split_arch
 from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
 from hgemm.epilogue import KINDS, MAX_REDUCTIONS, OF_PROBLEM, PAIR_COLUMNS, Epilogue
@@ -278,9 +279,8 @@ def _array(kind: str, name: str, size: str, entries: Iterable[str], per_line: in
 
 
 def _group(group: Group) -> str:
-    number = "".join(digit for digit in group.arch if digit.isdigit())
-    own = int(not group.arch[-1].isdigit())
-    return f'{{"{group.arch}", {number}, {own}, {_kind(group.kind)}, {group.first}, {group.count}}}'
+    number, suffix = split_arch(group.arch)
+    return f'{{"{group.arch}", {number}, {int(bool(suffix))}, {_kind(group.kind)}, {group.first}, {group.count}}}'
 
 
 def _kind(code: int) -> str:
