@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from os import PathLike
 from typing import Any
 
@@ -29,6 +30,8 @@ _REFUSALS = (ProblemError, UnsupportedError, LibraryError)
 _MAX_REFUSED = 4096
 _MIN_TF32 = 65536
 """Products of fewer multiplications stay in torch, where cuBLAS computes them exactly."""
+_OVER_PYTHON = {"allow_override": True} if "allow_override" in signature(torch.library.Library.impl).parameters else {}
+"""Lets a kernel in Python replace another one, such as that of another package. Older versions of torch cannot."""
 _current: Override | None = None
 
 
@@ -59,8 +62,15 @@ class Override:
         has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # not of the overloads `dtype` on the CPU
         names = [name for name in _OPERATORS if has_kernel(f"aten::{name}", key)]
         originals = {name: torch.library.get_kernel(f"aten::{name}", key) for name in names}
-        for name, original in originals.items():
-            self._registration.impl(name, partial(self._call, name, original), key, with_keyset=True)
+        try:
+            for name, original in originals.items():
+                call = partial(self._call, name, original)
+                self._registration.impl(name, call, key, with_keyset=True, **_OVER_PYTHON)
+        except RuntimeError as error:  # an older torch refuses to replace a kernel in Python
+            self.restore()
+            raise LibraryError(
+                f"another package replaces torch's products: undo that first, or update torch. {error}"
+            ) from error
 
     @property
     def served(self) -> Counter[str]:
