@@ -417,14 +417,17 @@ def _rank(node: Node) -> int:
 # ==== Reading a text ====
 
 
-@lru_cache(256)
 def parse_epilogue(text: str) -> Epilogue | None:
-    """Return the expression of a JSON text, None for `none`.
+    """Return the expression of a JSON text, None for `none`. Raises EpilogueError as parse_expression."""
+    return None if text == NONE else parse_expression(text)
+
+
+@lru_cache(256)
+def parse_expression(text: str) -> Epilogue:
+    """Return the expression of a JSON text.
 
     Raises: EpilogueError if the text is malformed, or not what `Epilogue.text` writes.
     """
-    if text == NONE:
-        return None
     if len(text) > MAX_TEXT:
         raise EpilogueError(f"the text of an expression has {len(text)} characters; the limit is {MAX_TEXT}")
     try:

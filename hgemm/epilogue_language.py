@@ -44,7 +44,7 @@ from hgemm.epilogue import (
     check_name,
     parse_epilogue,
 )
-from hgemm.errors import closest_words
+from hgemm.errors import ProblemError, closest_words
 
 # ==== Types of inputs ====
 
@@ -404,6 +404,14 @@ def as_epilogue(epilogue: Any) -> Epilogue | None:
     if isinstance(epilogue, Epilogue):
         return epilogue
     return epilogue_of(epilogue) if isinstance(epilogue, str) else trace(epilogue)
+
+
+def as_expression(epilogue: Any) -> Epilogue:
+    """Return the expression of `as_epilogue`. Raises ProblemError for the text `none`."""
+    found = as_epilogue(epilogue)
+    if found is None:
+        raise ProblemError("the epilogue is none: leave it out")
+    return found
 
 
 # ==== From a function ====

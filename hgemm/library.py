@@ -496,11 +496,9 @@ class Library:
         options: MatmulOptions,
     ) -> Any:
         """Launch the kernel of an expression. `beside` are arguments that the expression may take, too."""
-        from hgemm.epilogue_language import as_epilogue  # most programs need no tracer
+        from hgemm.epilogue_language import as_expression  # most programs need no tracer
 
-        expression = as_epilogue(epilogue)
-        if expression is None:
-            raise ProblemError("the epilogue is none: leave it out")
+        expression = as_expression(epilogue)
         named = {**{name: one for name, one in beside.items() if one is not None}, **inputs}
         arrays, numbers = split_inputs(named)
         names = [one.name for one in expression.operands]

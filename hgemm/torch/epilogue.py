@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from hgemm.dispatch_table import DispatchTable
-from hgemm.epilogue import OF_PROBLEM, PAIR_COLUMNS, Epilogue, EpilogueError, Input, columns_of_d, parse_epilogue
+from hgemm.epilogue import OF_PROBLEM, PAIR_COLUMNS, Epilogue, EpilogueError, Input, columns_of_d, parse_expression
 from hgemm.epilogue_gradient import ONE, evaluate, gradient_of, gradients, needed, values_of
-from hgemm.epilogue_language import Value, as_epilogue, expression_of, f32
+from hgemm.epilogue_language import Value, as_expression, expression_of, f32
 from hgemm.errors import DeviceError, HgemmError, ProblemError, UnsupportedError
 from hgemm.gated import interleave
 from hgemm.launch_traits import INPUT, OUTPUT
@@ -121,9 +121,7 @@ def fused(
 @torch.compiler.assume_constant_result
 def _described(epilogue: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the text of an expression, and its inputs with their types, "" for that of D."""
-    expression = as_epilogue(epilogue)
-    if expression is None:
-        raise ProblemError("the epilogue is none: leave it out")
+    expression = as_expression(epilogue)
     return expression.text, tuple(
         (one.name, "f32" if one.kind == "scalar" else one.dtype) for one in expression.operands
     )
@@ -144,8 +142,7 @@ def _launch(
     beta: float = 0.0,
     batch_invariant: bool = False,
 ) -> list[Tensor]:
-    expression = parse_epilogue(epilogue)
-    assert expression is not None
+    expression = parse_expression(epilogue)
     a, b = operator._readable(a), operator._readable(b)
     results = d, *further = _results(expression, a, b)
     given = dict(zip(names, map(_by_rows, arrays)))
@@ -164,8 +161,7 @@ def _launch(
 
 @lru_cache(1024)
 def _program(text: str, scalars: tuple[tuple[str, float], ...]) -> Program:
-    expression = parse_epilogue(text)
-    assert expression is not None
+    expression = parse_expression(text)
     inputs = (INPUT + one.name for one in expression.operands)
     outputs = (OUTPUT + one.name for one in expression.outputs)
     return Program(text, (*inputs, *outputs), tuple(sorted(scalars)), next(_numbers))
@@ -180,24 +176,10 @@ def _by_rows(x: Tensor) -> Tensor:
     return x if x.dim() == 0 or (rows and (x.stride(-1) == 1 or x.shape[-1] <= 1)) else x.contiguous()
 
 
-def _meta(
-    a: Tensor,
-    b: Tensor,
-    arrays: Sequence[Tensor],
-    *,
-    epilogue: str,
-    names: Sequence[str],
-    numbers: Sequence[float],
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    batch_invariant: bool = False,
-) -> list[Tensor]:
+def _meta(a: Tensor, b: Tensor, arrays: Sequence[Tensor], *, epilogue: str, **options: Any) -> list[Tensor]:
     """Return tensors with the shapes, types and strides of the results, without data on a fake device."""
-    torch._check(a.dim() in (2, 3) and b.dim() in (2, 3), lambda: "a and b have 2 axes, or 3 with a batch")
-    torch._check(a.shape[-1] == b.shape[-2], lambda: f"a is {tuple(a.shape)} and b {tuple(b.shape)}: k differs")
-    expression = parse_epilogue(epilogue)
-    assert expression is not None
-    return _results(expression, a, b)
+    operator.check_shapes(a, b)
+    return _results(parse_expression(epilogue), a, b)
 
 
 def _results(expression: Epilogue, a: Tensor, b: Tensor) -> list[Tensor]:
@@ -266,8 +248,7 @@ class _Fused(torch.autograd.Function):
         _, _, _, needs_a, needs_b, *needed_arrays = ctx.needs_input_grad
         a, b, *tensors = ctx.saved_tensors
         arrays, saved = tensors[: len(needed_arrays)], tensors[len(needed_arrays) :]
-        expression = parse_epilogue(options["epilogue"])
-        assert expression is not None
+        expression = parse_expression(options["epilogue"])
         names = options["names"][: len(arrays)]
         given = {at: gradient for at, gradient in enumerate(of_results) if gradient is not None}
         if not given:
@@ -352,9 +333,7 @@ def training_epilogue(epilogue: Any) -> Epilogue:
 
     Raises: ProblemError if the derivatives do not depend on the product, or the expression has several results or too many inputs.
     """
-    expression = as_epilogue(epilogue)
-    if expression is None:
-        raise ProblemError("the epilogue is none: leave it out")
+    expression = as_expression(epilogue)
     found = _saving(expression.text)
     if found is None:
         raise ProblemError(
@@ -366,8 +345,7 @@ def training_epilogue(epilogue: Any) -> Epilogue:
 
 @lru_cache(256)
 def _saving(text: str) -> _Saving | None:
-    expression = parse_epilogue(text)
-    assert expression is not None
+    expression = parse_expression(text)
     if expression.outputs:
         return None
     derivatives = gradients(expression, {0: ONE})
@@ -414,8 +392,7 @@ def _triton_kernels() -> Any:
 @lru_cache(256)
 def _derivatives(text: str, results: tuple[int, ...]) -> dict[str, Value]:
     """Return the gradients from those of some results, traced once: a backward pass is as short as their tracing."""
-    expression = parse_epilogue(text)
-    assert expression is not None
+    expression = parse_expression(text)
     return gradients(expression, {at: gradient_of(at) for at in results})
 
 
@@ -445,9 +422,7 @@ def backward_epilogue(epilogue: Any, dtype: str = "f16") -> Epilogue:
 
     Raises: ProblemError if the derivatives do not depend on the product, or one launch cannot compute them.
     """
-    expression = as_epilogue(epilogue)
-    if expression is None:
-        raise ProblemError("the epilogue is none: leave it out")
+    expression = as_expression(epilogue)
     wanted = frozenset((*_accumulators(expression), *(one.name for one in expression.operands)))
     types = ((0, dtype), *((at, one.of(dtype)) for at, one in enumerate(expression.outputs, 1)))
     found = _backward_expression(expression.text, wanted, types, dtype)
@@ -465,8 +440,7 @@ def _backward_expression(
     `types` are those of the gradients by results. Return None if there is no use for a product, or an expression cannot have
     the derivatives, such as those of a maximum.
     """
-    expression = parse_epilogue(text)
-    assert expression is not None
+    expression = parse_expression(text)
     taken = {one.name for one in expression.inputs}
     gradient_inputs = {}
     for at, its in types:

@@ -14,8 +14,8 @@ import subprocess
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +195,7 @@ class OperatorCallbacks:
         order of cuBLASLt.
     """
 
-    def __init__(
-        self, library: Callable[[], Library], orders: Callable[[], tuple[bool, bool]] = lambda: (False, False)
-    ) -> None:
+    def __init__(self, library: Callable[[], Library], orders: Callable[[], tuple[bool, bool]]) -> None:
         self._library, self._orders = library, orders
         self._allocate = ARRAY_ADAPTERS[torch.Tensor].allocate
 
@@ -216,16 +214,8 @@ class OperatorCallbacks:
 
         Raises: as Library.matmul.
         """
-        views = {name: _view(given, device) for name, given in zip(_OPERANDS, operands) if given}
-        if 0 in views["D"].shape:
-            return {"empty": True, "keep": True}
-        always, cublas_order = self._orders()
-        precision = "tf32" if tf32 else ""
-        orders = (batch_invariant or always, cublas_order)
-        options = MatmulOptions(alpha, beta, ACTIVATIONS[activation], precision, *orders)
-        with preparing(stream) as preparation:
-            found = launcher_of(self._library(), views, device, options, self._allocate).describe()
-        return {**found, "keep": not preparation.forbidden}
+        options = MatmulOptions(alpha, beta, ACTIVATIONS[activation], "tf32" if tf32 else "", batch_invariant)
+        return self._describe(zip(_OPERANDS, operands), device, options, stream)
 
     def describe_expression(
         self,
@@ -242,13 +232,18 @@ class OperatorCallbacks:
         stream: int,
     ) -> dict[str, Any]:
         """Return the launch of an expression, as `describe`."""
-        named = zip(("A", "B", "D", *program.operands), (a, b, d, *more))
-        views = {name: _view(given, device) for name, given in named if given}
+        options = MatmulOptions(alpha, beta, "none", "tf32" if tf32 else "", batch_invariant)
+        options = replace(options, epilogue=program.text, scalars=program.scalars)
+        return self._describe(zip(("A", "B", "D", *program.operands), (a, b, d, *more)), device, options, stream)
+
+    def _describe(
+        self, operands: Iterable[tuple[str, tuple[Any, ...]]], device: int, options: MatmulOptions, stream: int
+    ) -> dict[str, Any]:
+        views = {name: _view(given, device) for name, given in operands if given}
         if 0 in views["D"].shape:
             return {"empty": True, "keep": True}
         always, cublas_order = self._orders()
-        orders = (batch_invariant or always, cublas_order)
-        options = MatmulOptions(alpha, beta, "none", "tf32" if tf32 else "", *orders, program.text, program.scalars)
+        options = replace(options, batch_invariant=options.batch_invariant or always, cublas_order=cublas_order)
         with preparing(stream) as preparation:
             found = launcher_of(self._library(), views, device, options, self._allocate).describe()
         return {**found, "keep": not preparation.forbidden}

@@ -202,20 +202,15 @@ def _readable(x: Tensor) -> Tensor:
     return x if by_rows or by_columns else x.contiguous()
 
 
-def _meta(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    c: Tensor | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    activation: str = "none",
-    batch_invariant: bool = False,
-) -> Tensor:
-    """Return a tensor with the shape, type and strides of the product, without data."""
+def check_shapes(a: Tensor, b: Tensor) -> None:
+    """Check the shapes of fake tensors. Raises RuntimeError if they do not form a product."""
     torch._check(a.dim() in (2, 3) and b.dim() in (2, 3), lambda: "a and b have 2 axes, or 3 with a batch")
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"a is {tuple(a.shape)} and b {tuple(b.shape)}: k differs")
+
+
+def _meta(a: Tensor, b: Tensor, bias: Tensor | None = None, c: Tensor | None = None, **options: Any) -> Tensor:
+    """Return a tensor with the shape, type and strides of the product, without data."""
+    check_shapes(a, b)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return a.new_empty((*batch, a.shape[-2], b.shape[-1]))
 
