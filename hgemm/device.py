@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from hgemm.errors import DeviceError, DeviceMemoryError, LibraryError, UnsupportedError
+from hgemm.errors import DeviceError, DeviceMemoryError, UnsupportedError
+from hgemm.gpus import split_arch
 from hgemm.launch_traits import LaunchTraits
 
 # ==== Which code runs on which device ====
@@ -57,14 +57,6 @@ def ptx_runs(arch: str, capability: tuple[int, int]) -> bool:
     number, suffix = split_arch(arch)
     here = capability[0] * 10 + capability[1]
     return number == here if suffix else number <= here
-
-
-def split_arch(arch: str) -> tuple[int, str]:
-    """Return the number and the suffix of an architecture: 90 and "a" for sm_90a. Raises LibraryError if it is malformed."""
-    match = re.fullmatch(r"sm_([0-9]+)([a-z]?)", arch)
-    if not match:
-        raise LibraryError(f"arch {arch!a} is not an architecture such as sm_89: regenerate the kernel")
-    return int(match[1]), match[2]
 
 
 # ==== The driver ====

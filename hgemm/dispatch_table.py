@@ -13,11 +13,11 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from hgemm.accumulation import unsplit_order
-from hgemm.device import cubin_runs, ptx_runs, split_arch
+from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE
 from hgemm.errors import LibraryError, RequestError
-from hgemm.gpus import TYPICAL
+from hgemm.gpus import TYPICAL, split_arch
 from hgemm.launch import COUNTER_BYTES, PARTIAL_TILES_PER_CTA, SEGMENT_ROWS, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
@@ -263,7 +263,7 @@ def row_order(traits: LaunchTraits, form: str = "atoms") -> tuple[Any, ...]:
     Source: benchmarks/data/mma_sync_h200.json: 256x128 is 2 to 3 % faster than 128x256 from 2048 to 8192.
     """
     return (
-        -split_arch(traits.arch)[0],
+        -traits.arch_number,
         traits.arch,
         kind_of(traits).code,
         -traits.tile_m,

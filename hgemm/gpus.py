@@ -1,4 +1,10 @@
-"""A common GPU of each compute capability, for plans and selections without a device."""
+"""Architectures, and a common GPU of each compute capability, for plans and selections without a device."""
+
+from __future__ import annotations
+
+import re
+
+from hgemm.errors import LibraryError
 
 TYPICAL = {
     75: (40, 64),
@@ -20,6 +26,14 @@ The GPUs are T4, A100, A40, Orin, a later Orin, L40S, H100 and H200, B200, B300,
 
 Source: CUDA Programming Guide 13.x, section 5.1.3, table 31 (shared memory); the products' data sheets (SMs).
 """
+
+
+def split_arch(arch: str) -> tuple[int, str]:
+    """Return the number and the suffix of an architecture: 90 and "a" for sm_90a. Raises LibraryError if it is malformed."""
+    match = re.fullmatch(r"sm_([0-9]+)([a-z]?)", arch)
+    if not match:
+        raise LibraryError(f"arch {arch!a} is not an architecture such as sm_89: regenerate the kernel")
+    return int(match[1]), match[2]
 
 
 def max_stream_k_ctas(number: int, ctas_per_sm: int, cluster_ctas: int) -> int:

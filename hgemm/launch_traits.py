@@ -9,6 +9,7 @@ from typing import Any
 from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE, Epilogue, EpilogueError, Input, Output, columns_of_d, parse_epilogue
 from hgemm.errors import LibraryError
+from hgemm.gpus import split_arch
 from hgemm.problem import LAUNCH
 from hgemm.record import current_rule, current_spec
 
@@ -160,7 +161,7 @@ class LaunchTraits:
     @property
     def arch_number(self) -> int:
         """The number of the architecture: 90 for sm_90a."""
-        return int("".join(filter(str.isdigit, self.arch)))
+        return split_arch(self.arch)[0]
 
     @property
     def decides_splits(self) -> bool:

@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from os import PathLike
@@ -125,16 +126,18 @@ def scan(library: Path) -> dict[str, str]:
 
     Raises: LibraryError if the library is missing, not a folder, or unreadable.
     """
-    require_library(library)
     stamps: dict[str, str] = {}
-    with disk_errors("read the library", library), os.scandir(library) as entries:
-        for entry in entries:
-            if is_symbol(entry.name) and entry.is_dir(follow_symlinks=False):
-                try:
-                    stamps[entry.name] = stamp_of(os.lstat(f"{entry.path}/{RECORD_NAME}"))
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
+    with disk_errors("read the library", library):
+        for name in _kernel_folders(library):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                stamps[name] = stamp_of(os.lstat(f"{library}/{name}/{RECORD_NAME}"))
     return stamps
+
+
+def _kernel_folders(library: Path) -> list[str]:
+    require_library(library)
+    with disk_errors("read the library", library), os.scandir(library) as entries:
+        return [entry.name for entry in entries if is_symbol(entry.name) and entry.is_dir(follow_symlinks=False)]
 
 
 def without_record(library: Path) -> list[str]:
@@ -142,14 +145,11 @@ def without_record(library: Path) -> list[str]:
 
     Raises: LibraryError as `scan`.
     """
-    require_library(library)
-    with disk_errors("read the library", library), os.scandir(library) as entries:
-        folders = [entry for entry in entries if is_symbol(entry.name) and entry.is_dir(follow_symlinks=False)]
-    return sorted(
-        entry.name
-        for entry in folders
-        if os.path.lexists(f"{entry.path}/{CUBIN_NAME}") and not os.path.lexists(f"{entry.path}/{RECORD_NAME}")
-    )
+
+    def has(name: str, artefact: str) -> bool:
+        return os.path.lexists(f"{library}/{name}/{artefact}")
+
+    return sorted(name for name in _kernel_folders(library) if has(name, CUBIN_NAME) and not has(name, RECORD_NAME))
 
 
 def read_stored(library: Path, symbol: str, verify: bool = True) -> StoredKernel:
@@ -181,15 +181,13 @@ class _Replaced(Exception):
 def _read_once(place: Path, verify: bool) -> StoredKernel:
     if place.is_symlink():
         raise LibraryError(f"{place} is a symbolic link, and a library may contain none: remove it")
-    try:
-        with disk_errors("read", place):
+    with disk_errors("read", place):
+        try:
             folder = open_folder(place)
-    except LibraryError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        except FileNotFoundError:
             raise MissingKernelError(
                 f"no kernel {place.name} in {place.parent}: `hgemm list{library_suffix(place.parent)}` lists all"
             ) from None
-        raise
     try:
         document = _read_document(place, folder)
         record = _parsed(place, document)
@@ -224,13 +222,11 @@ def read_record(place: Path, folder: int) -> Record:
 
 def _read_document(place: Path, folder: int) -> bytes:
     path = place / RECORD_NAME
-    try:
-        with disk_errors("read", path):
+    with disk_errors("read", path):
+        try:
             document = read_regular(RECORD_NAME, folder, MAX_RECORD_BYTES)
-    except LibraryError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        except FileNotFoundError:
             raise MissingKernelError(f"{place} has no {RECORD_NAME}: run `generate` to complete it") from None
-        raise
     if len(document) > MAX_RECORD_BYTES:
         raise LibraryError(f"{path} exceeds {MAX_RECORD_BYTES} B: {regenerate_hint(place.parent)}")
     return document
@@ -241,16 +237,11 @@ def _parsed(place: Path, document: bytes) -> Record:
     record = Record.parse(document, str(path), place.parent)
     if record.symbol != place.name:
         raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {regenerate_hint(place.parent)}")
-    if word := unknown_kind_word(record.data["spec"]) or _former_workspace(record):
+    if word := unknown_kind_word(record.data["spec"]):
         raise UnusableKernelError.of(place, word)
+    if record.data["traits"]["workspace"].get("counter_bytes_per_tile"):  # an old kernel, which no launch supports
+        raise UnusableKernelError.of(place, "workspace with counters per tile")
     return record
-
-
-def _former_workspace(record: Record) -> str:
-    """Return the requirement of an old kernel that no launch supports: a workspace whose counters have no fixed size."""
-    return (
-        "workspace with counters per tile" if record.data["traits"]["workspace"].get("counter_bytes_per_tile") else ""
-    )
 
 
 def read_usable_records(library: Path, symbols: Iterable[str]) -> dict[str, Record]:
@@ -270,13 +261,11 @@ def read_usable_records(library: Path, symbols: Iterable[str]) -> dict[str, Reco
 def read_artefact(place: Path, folder: int, record: Record, name: str) -> bytes:
     """Read an artefact in the open `folder`, whose path is `place`. Raises LibraryError if its hash differs."""
     path, expected = place / name, record.files[name]
-    try:
-        with disk_errors("read", path):
+    with disk_errors("read", path):
+        try:
             content = read_regular(name, folder, expected["bytes"])
-    except LibraryError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        except FileNotFoundError:
             raise LibraryError(f"{path} is missing: {regenerate_hint(place.parent)}") from None
-        raise
     if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
         raise LibraryError(
             f"{path} is not the file that its record describes (SHA-256 differs): {regenerate_hint(place.parent)}"

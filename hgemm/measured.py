@@ -234,16 +234,14 @@ def session_paths(library: Path) -> list[Path]:
 
 def _is_begun(path: Path) -> bool:
     try:
-        return not stat.S_ISREG(os.lstat(path).st_mode) or _has_line(path)
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return True  # reading it reports the error
+        with path.open("rb") as file:
+            return file.readline(_MAX_LINE_BYTES).endswith(b"\n")
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # reading it reports the error
-
-
-def _has_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.readline(_MAX_LINE_BYTES).endswith(b"\n")
+        return True  # as above
 
 
 def read_sessions(library: Path) -> list[Session]:

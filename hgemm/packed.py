@@ -53,13 +53,11 @@ class PackedLayer:
 def read_pack(library: Path) -> tuple[PackedLayer, ...]:
     """Return the layers of the packs in a library, or none if it has no pack. Raises LibraryError if the file is malformed."""
     path = library / PACK_NAME
-    try:
-        with disk_errors("read", path):
+    with disk_errors("read", path):
+        try:
             content = read_whole(path, _MAX_BYTES)
-    except LibraryError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        except FileNotFoundError:
             return ()
-        raise
     try:
         document = json.loads(content)
         _DOCUMENT(document, "")

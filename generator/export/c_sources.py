@@ -10,10 +10,10 @@ from itertools import accumulate
 
 from generator.errors import INSTALL, HgemmError, LibraryError
 from hgemm.consistency import MAX_CLUSTER_EXTENT
-from hgemm.device import split_arch
 from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
 from hgemm.epilogue import KINDS, MAX_REDUCTIONS, OF_PROBLEM, PAIR_COLUMNS, Epilogue
+from hgemm.gpus import split_arch
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library, read_stored
