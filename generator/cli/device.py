@@ -42,6 +42,13 @@ from hgemm.problem import LaunchOptions
 from hgemm.selection_query import Target
 from hgemm.tuning.runner import CandidateSource, TunePlan, tune_library, tune_options
 
+code_option = click.option(
+    "--code",
+    type=click.Choice(CODES),
+    default="auto",
+    help="Code to load. auto: the cubin, or PTX if the cubin does not run.",
+)
+
 # ==== run ====
 
 _RUN_HELP = """Run a kernel on random data, and print its time, rate and largest error.
@@ -79,12 +86,7 @@ Examples:
 @click.option(
     "--repeat", type=click.IntRange(1, 10000), metavar="N", default=20, show_default=True, help="Samples of the time."
 )
-@click.option(
-    "--code",
-    type=click.Choice(CODES),
-    default="auto",
-    help="Code to load. auto: the cubin, or PTX if the cubin does not run.",
-)
+@code_option
 @click.option("--no-check", is_flag=True, help="Do not check the result.")
 @click.option(
     "--splits",
@@ -226,12 +228,7 @@ Examples:
 @filter_options
 @click.option("--shapes", default="", metavar="SHAPES", help="Shapes MxNxK or MxNxK@BATCH: 128x128x64,33x65x17@3.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of operands and schedules.")
-@click.option(
-    "--code",
-    type=click.Choice(CODES),
-    default="auto",
-    help="Code to load. auto: the cubin, or PTX if the cubin does not run.",
-)
+@code_option
 @click.option(
     "-j",
     "--jobs",
@@ -394,12 +391,7 @@ Examples:
 @click.argument("symbols", nargs=-1, type=Symbol())
 @library_option
 @kernel_options
-@click.option(
-    "--code",
-    type=click.Choice(CODES),
-    default="auto",
-    help="Code to load. auto: the cubin, or PTX if the cubin does not run.",
-)
+@code_option
 @bench_options
 @click.pass_context
 def bench_command(

@@ -9,7 +9,7 @@ from typing import Any
 from generator import epilogue
 from generator.arch import ARCHS, Arch
 from generator.families.base import Change, Plan
-from generator.spec import Raster, Schedule
+from generator.spec import Cluster, Raster, Request, Schedule
 from hgemm.dtypes import VECTOR_BYTES
 from hgemm.epilogue import PAIR_COLUMNS, accumulators_of, parse_epilogue
 from hgemm.problem import LAUNCH
@@ -25,6 +25,15 @@ WHOLE_TILES = ("one_tile", "persistent")
 
 SPLITS = range(2, 65)
 """Values of split-K."""
+
+OF_MMA_SYNC: Request = {
+    "consumers": 0,
+    "cooperation": "cooperative",
+    "cluster": Cluster(1, 1),
+    "swap_ab": False,
+    "serial_parts": False,
+}
+"""Fields of all kernels on mma.sync: every warp multiplies, and CTAs share no operands."""
 
 
 def text_of(value: object) -> str:

@@ -13,7 +13,7 @@ from generator.families.mma_sync import form_rules, rules
 from generator.families.mma_sync.plan import MMA_ROWS, REGISTER_COPIES, MmaSyncPlan, mma_columns, planned_spacing
 from generator.families.mma_sync.rules import nearest_cta_tile, warp_extents
 from generator.layouts import ASYNC_BYTES, OperandTile, conflict_free
-from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
+from generator.spec import DTYPE_BYTES, Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
 from hgemm.epilogue import parse_epilogue
 
 # ==== What measurements recommend ====
@@ -65,11 +65,7 @@ _PLAIN: Request = {
     "mma_order": "zigzag",
     "raster": Raster("group", 8),
     "schedule": Schedule("one_tile"),
-    "consumers": 0,
-    "cooperation": "cooperative",
-    "cluster": Cluster(1, 1),
-    "swap_ab": False,
-    "serial_parts": False,
+    **common.OF_MMA_SYNC,
     "pointer_arrays": False,
     "form": "atoms",
 }

@@ -10,9 +10,9 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.epilogue import count_of
 from generator.families.base import IN_ORDER, Plan, last_first
-from generator.families.common import OPCODE_SUFFIXES
+from generator.families.common import OF_MMA_SYNC, OPCODE_SUFFIXES
 from generator.layouts import ASYNC_BYTES, OperandTile, read_conflicts, write_conflicts
-from generator.spec import DTYPE_BYTES, WMMA, Cluster
+from generator.spec import DTYPE_BYTES, WMMA
 from hgemm.dtypes import VECTOR_BYTES
 from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
 
@@ -46,11 +46,7 @@ class MmaSyncPlan(Plan):
         """Every warp copies and multiplies, and CTAs share no operands. Only copies through registers place their stores."""
         return {
             **({} if self.register_copy else {"store_spacing": 0, "prefetch": True}),
-            "consumers": 0,
-            "cooperation": "cooperative",
-            "cluster": Cluster(1, 1),
-            "swap_ab": False,
-            "serial_parts": False,
+            **OF_MMA_SYNC,
         }
 
     @property

@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from generator.families.base import Plan
-from generator.families.common import OPCODE_SUFFIXES
+from generator.families.common import OF_MMA_SYNC, OPCODE_SUFFIXES
 from generator.families.mma_sync.plan import WARP_THREADS, MmaSyncPlan
-from generator.spec import Cluster, Schedule, Smem, WarpTile
+from generator.spec import Schedule, Smem, WarpTile
 from hgemm.dtypes import VECTOR_BYTES
 
 NAME = "mma_sync_direct"
@@ -54,11 +54,7 @@ class DirectPlan(Plan):
             "mma_order": "row",
             "schedule": Schedule("one_tile"),
             "store": "direct",
-            "consumers": 0,
-            "cooperation": "cooperative",
-            "cluster": Cluster(1, 1),
-            "swap_ab": False,
-            "serial_parts": False,
+            **OF_MMA_SYNC,
             "pointer_arrays": False,
             "store_spacing": 0,
             "prefetch": True,

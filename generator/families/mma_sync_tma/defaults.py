@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Iterator
 
 from generator.families.base import distinct, problem_fields
+from generator.families.common import OF_MMA_SYNC
 from generator.families.mma_sync.defaults import K_BLOCK_OF_HALVES, MMAS, warp_tiles
 from generator.families.mma_sync.rules import nearest_cta_tile
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.mma_sync_tma.rules import RULES
-from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Spec, Tile
+from generator.spec import DTYPE_BYTES, Raster, Request, Schedule, Smem, Spec, Tile
 
 TILES = {
     "f32": tuple(map(Tile.parse, "256x128x64 128x128x64 128x64x64 64x64x64 64x32x32 32x32x32".split())),
@@ -30,11 +31,7 @@ _PLAIN: Request = {
     "mma_order": "zigzag",
     "raster": Raster("group", 8),
     "schedule": Schedule("persistent"),
-    "consumers": 0,
-    "cooperation": "cooperative",
-    "cluster": Cluster(1, 1),
-    "swap_ab": False,
-    "serial_parts": False,
+    **OF_MMA_SYNC,
     "pointer_arrays": False,
     "smem_alloc": "dynamic",
     "form": "atoms",
