@@ -17,11 +17,9 @@ TREES, LEAVES, DEPTH, RATE = 80, 96, 10, 0.12
 BINS = 64
 PULL, LEAST_WEIGHT = 15.0, 15.0
 """A leaf's mean is that of its launches and of PULL launches without an error. A leaf has launches of LEAST_WEIGHT at least."""
-
-
 LOSS_PART, CHOICE_SPREAD, LARGEST_LOSS = 0.3, 0.015, 0.4
-"""Weight of the expected loss beside that of squared errors; the part by which estimates of launches that are chosen about equally
-often differ; larger losses count as this one. Source: cross-validation."""
+"""Weight of the expected loss beside that of squared errors; a launch whose estimate is lower by this part is chosen e times as
+often; larger losses count as this one. Source: cross-validation."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,10 @@ class Examples:
     estimates: np.ndarray
 
     def slopes(self, changes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how trees should change the logarithms of estimates, and the curvatures of that. Shapes: (launch,) each."""
+        """Return the directions in which the logarithms of estimates should change, and curvatures. Shapes: (launch,) each.
+
+        The second derivatives of the expected loss may be negative. Positive numbers that limit the steps replace them.
+        """
         logs, count = np.log(self.estimates) + changes, int(self.problems.max(initial=-1)) + 1
         lowest, fastest = np.full(count, np.inf), np.full(count, np.inf)
         np.minimum.at(lowest, self.problems, logs)

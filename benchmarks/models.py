@@ -151,7 +151,7 @@ class Budget:
     cases: int
 
     def plan(self) -> Plan:
-        """Return the plan of the next case. About a third of its share is for what is not measured, such as models and graphs."""
+        """Return the plan of the next case. A part of its share is left for what is not measured, such as models and graphs."""
         share = max(0.0, self.until - time.perf_counter()) / max(1, self.cases)
         self.cases -= 1
         return Plan(seconds=0.4 * share, load_s=min(2.0, 0.2 * share))

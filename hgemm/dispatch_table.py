@@ -470,10 +470,10 @@ def element_store_clocks(spec: Mapping[str, Any]) -> int:
 
 
 ACTIVATION_CLOCKS, HIDDEN_ACTIVATION = {"silu": 0.2}, 3
-"""SM clocks that an activation takes for each element of a wgmma tile, in the latency of a tile; the divisor of them in the time
-of a tile if an SM has several at a time. Others, such as gelu, were not measured and count nothing.
+"""SM clocks that an activation adds to the latency of a wgmma tile, for each element. Others, such as gelu, were not measured and
+add nothing. If an SM has several tiles at a time, the time of a tile grows, too: by the clocks divided by HIDDEN_ACTIVATION.
 
-The time of a tile is a feature of the trees, which know no activation: so single tiles of an SM count in their latency only.
+With one tile at a time, it does not grow: it is a feature of the trees, which know no activation.
 Source: H200, gate of models like Llama 3 8B and Qwen2 7B in a CUDA graph, 777 and 2,048 tokens, 8 kernels each.
 docs/performance-notes.md, "Activations in estimates".
 """

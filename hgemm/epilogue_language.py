@@ -473,12 +473,12 @@ def _unused(values: Iterable[Any], found: Epilogue) -> list[str]:
     return [one.given.name for one in values if isinstance(one, Value) and one.given and one.given.name not in used]
 
 
+_PACKAGES = ("hgemm", "generator")
+
+
 def _warn_unused(where: str, name: str) -> None:
     level, frame = 1, inspect.currentframe()
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in (
-        "hgemm",
-        "generator",
-    ):  # point to the caller
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:  # point to the caller
         level, frame = level + 1, frame.f_back
     warnings.warn(f"{where}: the result does not depend on {name}, so calls cannot pass {name}", stacklevel=level)
 
@@ -588,6 +588,8 @@ _OPERATORS = {
 }
 _BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
 _MAX_DEPTH = 100
+_MODULES = ("torch", "F", "functional", "np", "numpy", "math", "cp", "cupy")
+"""Names of modules in which users know functions such as `exp`."""
 
 
 def _hint(node: ast.AST) -> str:
@@ -600,10 +602,19 @@ def _hint(node: ast.AST) -> str:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
         return f": write {node.func.id}({', '.join(_parameters(node.func.id))})"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FUNCTIONS:
-        return f": write {node.func.attr}({', '.join(map(_shown, [node.func.value, *node.args]))})"
+        of_module = _root(node.func.value) in _MODULES
+        arguments = node.args if of_module else [node.func.value, *node.args]
+        return f": write {node.func.attr}({', '.join(map(_shown, arguments))})"
     if isinstance(node, ast.Subscript):
         return ": a value is one element, without indices"
     return ": use numbers, such as 1 or 0.5, names, operators and functions" if isinstance(node, ast.expr) else ""
+
+
+def _root(node: ast.AST) -> str:
+    """Return the first name of names with dots, such as torch of `torch.nn.functional`, or ""."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _parameters(name: str) -> list[str]:

@@ -112,6 +112,7 @@ ILLEGAL = [
     ("acc.real", "`acc.real` is not supported in an epilogue: use numbers"),
     ("acc + '1'", "`'1'` is not supported in an epilogue: use numbers"),
     ("acc.relu()", "write relu(acc)"),
+    ("torch.nn.functional.gelu(acc) + 1", "write gelu(acc)"),
     ("acc + bias[0]", "a value is one element"),
     ("bias+gelu", "Kernels with a fixed bias or activation have no epilogue"),
     ("[x for x in acc]", "is not supported"),
