@@ -148,7 +148,9 @@ def test_specs_rejected_for_registers_spill() -> None:
 def test_large_sample_meets_the_error_limits(family: str, even: int, near: int) -> None:
     table = json.loads((ROOT / "benchmarks" / "data" / f"confusion{family}.json").read_text())
     for sample, smallest in (("even", even), ("near", near)):
-        counts = [table[sample][judged][outcome] for judged in ("accepted", "rejected") for outcome in ("spill", "fine")]
+        counts = [
+            table[sample][judged][outcome] for judged in ("accepted", "rejected") for outcome in ("spill", "fine")
+        ]
         assert sum(counts) >= smallest
     accepted = [table[sample]["accepted"] for sample in ("even", "near")]
     spill, fine = (sum(counts[outcome] for counts in accepted) for outcome in ("spill", "fine"))
