@@ -52,8 +52,8 @@ Source: docs/performance-notes.md, "Activations in estimates".
 NEAR = (TREE_ONE + MAX_CHANGE) / (TREE_ONE - MAX_CHANGE)
 """Trees may make a candidate the best if its estimate is at most this multiple of the lowest one."""
 ROWS_PER_OCTAVE = 32
-"""Numbers of rows from a power of two to the next for which kernels with an activation are chosen. For others, the grid of
-hgemm.octave_grid is enough: they are also in the catalog, which has no activation."""
+"""Numbers of rows from a power of two to the next for which kernels with an activation are chosen. Kernels without one need only
+those of hgemm.octave_grid, since the catalog has such kernels, too."""
 INPUTS = tuple(word for word in TYPES if word != "f32")
 """The types that kernels multiply."""
 DEFAULT_DTYPE = "f16"
