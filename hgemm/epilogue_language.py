@@ -30,6 +30,7 @@ from hgemm.epilogue import (
     IN_FILE,
     MAX_NODES,
     MAX_TEXT,
+    NONE,
     OF_PROBLEM,
     OPERATIONS,
     PAIR,
@@ -404,6 +405,12 @@ def as_epilogue(epilogue: Any) -> Epilogue | None:
     if isinstance(epilogue, Epilogue):
         return epilogue
     return epilogue_of(epilogue) if isinstance(epilogue, str) else trace(epilogue)
+
+
+def epilogue_text(epilogue: Any) -> str:
+    """Return the JSON text of the expression of `as_epilogue`, or `none`."""
+    found = as_epilogue(epilogue)
+    return found.text if found else NONE
 
 
 def as_expression(epilogue: Any) -> Epilogue:

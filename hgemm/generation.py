@@ -52,10 +52,9 @@ def generate(
     if isinstance(epilogue, str):
         fields = {**fields, "epilogue": epilogue}
     elif epilogue is not None:
-        from hgemm.epilogue_language import as_epilogue  # most programs need no tracer
+        from hgemm.epilogue_language import epilogue_text  # most programs need no tracer
 
-        expression = as_epilogue(epilogue)
-        fields = {**fields, "epilogue": expression.text if expression else "none"}
+        fields = {**fields, "epilogue": epilogue_text(epilogue)}
     specs = [] if spec is None else [spec] if isinstance(spec, (str, PathLike, Mapping)) else [*spec]
     request = GenerateRequest(
         specs=[one if isinstance(one, Mapping) else Path(one) for one in specs],

@@ -273,15 +273,15 @@ def _head(config: Config, bias: bool = False) -> Layer:
     return Layer("lm_head", config.size("vocab_size"), config.size("hidden_size"), bias)
 
 
-def _llama(config: Config) -> list[Layer]:
-    bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+def _decoder(config: Config, qkv_bias: bool = False, out_bias: bool = False, mlp_bias: bool = False) -> list[Layer]:
+    """Return the layers of a decoder block like that of Mistral."""
     mlp = _gated_mlp(config, mlp_bias, config.word("hidden_act", "silu"))
-    return [*_attention(config, bias, bias), *mlp, _head(config)]
+    return [*_attention(config, qkv_bias, out_bias), *mlp, _head(config)]
 
 
-def _mistral(config: Config) -> list[Layer]:
-    mlp = _gated_mlp(config, False, config.word("hidden_act", "silu"))
-    return [*_attention(config, False, False), *mlp, _head(config)]
+def _llama(config: Config) -> list[Layer]:
+    bias = config.flag("attention_bias", False)
+    return _decoder(config, bias, bias, config.flag("mlp_bias", False))
 
 
 def _mixtral(config: Config) -> list[Layer]:
@@ -290,14 +290,12 @@ def _mixtral(config: Config) -> list[Layer]:
 
 
 def _qwen2(config: Config) -> list[Layer]:
-    mlp = _gated_mlp(config, False, config.word("hidden_act", "silu"))
-    return [*_attention(config, True, False), *mlp, _head(config)]
+    return _decoder(config, qkv_bias=True)
 
 
 def _qwen3(config: Config) -> list[Layer]:
     bias = config.flag("attention_bias", False)
-    mlp = _gated_mlp(config, False, config.word("hidden_act", "silu"))
-    return [*_attention(config.or_else(head_dim=128), bias, bias), *mlp, _head(config)]
+    return _decoder(config.or_else(head_dim=128), bias, bias)
 
 
 def _gemma(config: Config) -> list[Layer]:
@@ -380,7 +378,7 @@ def _vit(config: Config) -> list[Layer]:
 
 MODELS: Mapping[str, Callable[[Config], list[Layer]]] = {
     "llama": _llama,
-    "mistral": _mistral,
+    "mistral": _decoder,
     "mixtral": _mixtral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -28,6 +28,12 @@ def ratios(times: Mapping[str, Sequence[float]], chosen: Result) -> dict[str, An
     return found
 
 
+def best_of(result: Result) -> str:
+    """Return the name of our fastest contender, "" if there is none or its output is wrong."""
+    name: str = result.get("ours") or ""
+    return "" if name in result["refused"] else name
+
+
 def row(result: Result) -> dict[str, Any]:
     """Return one result as a flat row for tables and CSV."""
     work, figures = Work(**result["work"]), result.get("figures", {})

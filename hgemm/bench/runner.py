@@ -29,13 +29,12 @@ from hgemm.bench.measure import (
     quietly,
 )
 from hgemm.bench.protocol import Protocol
-from hgemm.bench.results import line
+from hgemm.bench.results import best_of, line
 from hgemm.bench.work import Work, checked, grid, names, read_suite
 from hgemm.cases import Shape
 from hgemm.device import Device, driver_cuda, open_device
 from hgemm.disk import read_text, require_writable, write_atomically
 from hgemm.dtypes import stored_dtype
-from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, LibraryError, RequestError, unknown_word
 from hgemm.junit import junit_option, write_junit
 from hgemm.kernel import Kernel
@@ -105,7 +104,7 @@ class Recorder:
 
         Each kernel has the time of its fastest launch options.
         """
-        if not result.get("ours") or result["ours"] in result["refused"]:
+        if not best_of(result):
             return
         telemetry = result.get("telemetry") or {}
         self._session().add(
@@ -140,7 +139,7 @@ class Recorder:
             device, state = self._context.device, self._context.telemetry.state()
             header = {
                 "device": device.name,
-                "capability": device.capability[0] * 10 + device.capability[1],
+                "capability": Target.of(device).number,
                 "sms": device.sms,
                 "dram_gbytes_per_s": device.dram_gbytes_per_s,
                 "driver": state.get("driver") or f"CUDA {driver_cuda()}",
@@ -333,9 +332,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _save(plan: BenchPlan, document: dict[str, Any]) -> None:
-    if not plan.keep:
-        return
-    write_document(plan.keep, document)
+    if plan.keep:
+        write_document(plan.keep, document)
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
@@ -550,8 +548,7 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
         click.echo(f"hgemm: wrote {written}", err=True)
     if document["lost"]:
         raise DeviceError(document["lost"])
-    measured = all(result.get("ours") and not _wrong(result) for result in results)
-    return int(not results or not measured or "not_measured" in document)
+    return int(not results or not all(map(best_of, results)) or "not_measured" in document)
 
 
 def _dispatch_function(library: Path, target: Target) -> Callable[[Work], Selected | None]:
@@ -565,10 +562,6 @@ def _dispatch_function(library: Path, target: Target) -> Callable[[Work], Select
     return chosen
 
 
-def _wrong(result: dict[str, Any]) -> bool:
-    return result.get("ours") in result["refused"]
-
-
 def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
     """Return the plan for these options. Raises RequestError if they are malformed."""
     text = options["state"] or ("model,steady" if options["record"] else "steady")
@@ -579,15 +572,8 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
     if options["resume"] and not options["keep"]:
         raise RequestError("--resume requires --keep with the file of an earlier run")
     fields = (
-        "seconds",
-        "rounds",
-        "block_ms",
-        "turn_blocks",
-        "burst_rounds",
-        "duty",
-        "finalists",
-        "algorithms",
-        "screen_ms",
+        *("seconds", "rounds", "block_ms", "turn_blocks", "burst_rounds"),
+        *("duty", "finalists", "algorithms", "screen_ms"),
     )
     seconds = {f"{name}_s": options[name] for name in ("warm_up", "rewarm", "cool_down")}
     protocol = Protocol(**{name: options[name] for name in fields}, **seconds)
@@ -606,13 +592,6 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
     )
 
 
-def _expression(text: str) -> str:
-    from hgemm.epilogue_language import as_epilogue  # imports `ast` and `inspect`
-
-    found = as_epilogue(text)
-    return found.text if found else NONE
-
-
 def works_of(options: dict[str, Any]) -> list[Work]:
     """Return the problems that the options name, each once per group. Raises RequestError if there are none."""
     given = {"dtype_a": options["dtype"], "dtype_b": options["dtype"], "acc": options["acc"]}
@@ -620,7 +599,9 @@ def works_of(options: dict[str, Any]) -> list[Work]:
     given |= {name: options[name] for name in ("bias", "activation")}
     changed = {name: value for name, value in given.items() if value}
     if options.get("epilogue"):
-        changed["expression"] = _expression(options["epilogue"])
+        from hgemm.epilogue_language import epilogue_text  # imports `ast` and `inspect`
+
+        changed["expression"] = epilogue_text(options["epilogue"])
     works: list[Work] = []
     if options["suite"]:
         works += read_suite(options["suite"], options["group"])

@@ -24,7 +24,7 @@ from hgemm.bench.contenders import query_of, symbol_of
 from hgemm.bench.device import Watchdog
 from hgemm.bench.measure import LostDevice, open_context
 from hgemm.bench.protocol import Protocol
-from hgemm.bench.results import junit_suites, line, table
+from hgemm.bench.results import best_of, junit_suites, line, table
 from hgemm.bench.runner import (
     Recorder,
     heading,
@@ -266,7 +266,7 @@ def _remaining(plan: TunePlan, own_sessions: Sequence[Session]) -> list[Work]:
 
 def _learn(source: CandidateSource, sessions: Sequence[Session], device: Device) -> None:
     """Pass the results of earlier sessions on devices like this one to the ranking."""
-    here = (device.capability[0] * 10 + device.capability[1], device.sms)
+    here = (Target.of(device).number, device.sms)
     problems: dict[tuple[int, ...], MeasuredProblem] = {}
     for session in sessions:
         for result in session.results:
@@ -277,7 +277,7 @@ def _learn(source: CandidateSource, sessions: Sequence[Session], device: Device)
 
 
 def _learn_result(source: CandidateSource, work: Work, result: dict[str, Any]) -> None:
-    if result.get("ours") and result["ours"] not in result["refused"]:
+    if best_of(result):
         times = {symbol_of(name): time for name, time in times_of(result).items()}
         source.ranking.learn(
             problem_of(work),
@@ -420,8 +420,7 @@ def tune_library(library: Path, make_source: MakeSource, options: dict[str, Any]
         click.echo("nothing is left to tune")
     if document["lost"]:
         raise DeviceError(document["lost"])
-    complete = all(result.get("ours") and result["ours"] not in result["refused"] for result in results)
-    return int(not complete or bool(document["not_tuned"]))
+    return int(not all(map(best_of, results)) or bool(document["not_tuned"]))
 
 
 def _works(library: Path, options: dict[str, Any]) -> list[Work]:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hgemm.bench.contenders import symbol_of
+from hgemm.bench.results import best_of
 from hgemm.bench.work import Work, read_kernels
 from hgemm.device import open_device
 from hgemm.errors import DeviceError, RequestError
@@ -78,8 +79,8 @@ def tune(
 
 
 def _tuned(key: str, result: dict[str, Any]) -> Tuned:
-    name = result.get("ours")
-    if not name or name in result["refused"]:
+    name = best_of(result)
+    if not name:
         return Tuned(key, "", reason=next(iter(result["refused"].values()), "no kernel supports this problem"))
     return Tuned(key, symbol_of(name), result["figures"][name]["time_us"], result["figures"][name]["tflops"])
 
