@@ -24,7 +24,7 @@ from hgemm.dispatch_table import DispatchTable, clocks_of
 from hgemm.packed import read_pack
 from hgemm.problem import Kind
 from hgemm.selection import Selector
-from hgemm.selection_query import SelectionQuery, Target
+from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 # ==== Layers ====
 
@@ -293,8 +293,10 @@ def test_every_row_of_a_layer_has_one_kernel_of_the_pack(chooser: PackChooser) -
     symbols = {symbol_of(plan.spec) for plan in choice.plans}
     by_layer: dict = {}
     for one in choice.ranges:
-        by_layer.setdefault((one.layer, one.kind), []).append(one)
-    assert {kind.activation for name, kind in by_layer if name == "mlp"} == {"none", "silu"}
+        by_layer.setdefault((one.layer, one.kind, one.workspace), []).append(one)
+    for workspace in (True, False):
+        kinds = {kind.activation for name, kind, its in by_layer if name == "mlp" and its == workspace}
+        assert kinds == {"none", "silu"}
     for ranges in by_layer.values():
         assert ranges[0].first == 1 and ranges[-1].last == 2048
         assert all(one.last + 1 == other.first for one, other in zip(ranges, ranges[1:]))
@@ -307,7 +309,8 @@ def test_library_selects_the_kernels_of_the_pack(chooser: PackChooser) -> None:
     selector = Selector(table, Target.typical("sm_90"))
     sizes = {layer.name: (layer.n, layer.k) for layer in (problem.layer for problem in chooser.problems)}
     for one in choice.ranges:
-        query = SelectionQuery.dense(one.kind, (one.first, *sizes[one.layer], 1), 0)
+        workspace = ANY_WORKSPACE if one.workspace else 0
+        query = SelectionQuery.dense(one.kind, (one.first, *sizes[one.layer], 1), workspace)
         clocks = {other.symbol: other.clocks for other in selector.ranked(query)}
         assert selector.choose(query).clocks == clocks[one.symbol]
 
@@ -400,6 +403,20 @@ def test_a_dry_run_lists_layers_and_rows_and_builds_nothing(capsys: pytest.Captu
     status, out, err = hgemm(capsys, "pack", folder, "--arch", "90a", "--dry-run", "--json")
     document = json.loads(out)
     assert status == 0 and document["dtypes"] == ["bf16"] and document["choices"][0]["worst_loss"] <= 0.03
+
+
+def test_a_dry_run_shows_the_kernels_of_calls_with_and_without_a_workspace(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("pack", "--nk", "4096x4096", "--arch", "75", "--rows", "1:64", "--dry-run")
+    status, out, _ = hgemm(capsys, *words, "--json")
+    (choice,) = json.loads(out)["choices"]
+    served = {
+        workspace: {one["symbol"] for one in choice["ranges"] if one["workspace"] == workspace}
+        for workspace in (True, False)
+    }
+    assert status == 0 and served[True] != served[False] and len(served[True] | served[False]) == choice["kernels"]
+    status, out, _ = hgemm(capsys, *words)
+    default, other = out.split("calls without a workspace")
+    assert all(symbol in default for symbol in served[True]) and all(symbol in other for symbol in served[False])
 
 
 def test_a_pack_has_kernels_for_the_rows_asked(capsys: pytest.CaptureFixture[str]) -> None:

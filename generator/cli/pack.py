@@ -258,19 +258,32 @@ def _plan(layers: Sequence[Layer], choices: Sequence[PackedKernels]) -> str:
     """Return the tables of a dry run: the layers, and the rows of each layer that each kernel serves."""
     parts = [_layer_table(layers, choices)]
     for choice in choices:
-        rows: list[dict[str, Any]] = [
-            {
+        default, other = _ranges(choice, True), _ranges(choice, False)
+        differing = [one for key, its in other.items() if its != default[key] for one in its]
+        text = f"{choice.arch}, calls with a workspace, as by default\n" + _range_table(sum(default.values(), []))
+        if differing:
+            text += f"\n{choice.arch}, calls without a workspace, where kernels differ\n" + _range_table(differing)
+        parts.append(text + _chosen(choice) + "\n")
+    return "\n".join(parts)
+
+
+def _ranges(choice: PackedKernels, workspace: bool) -> dict[Any, list[dict[str, Any]]]:
+    """Return the table's rows for calls with, or without, a workspace, by layer and kind."""
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for one in choice.ranges:
+        if one.workspace == workspace:
+            row = {
                 "layer": one.layer,
                 "activation": one.kind.activation,
                 "rows": f"{one.first} to {one.last}" if one.first < one.last else str(one.first),
                 "symbol": one.symbol,
             }
-            for one in choice.ranges
-        ]
-        parts.append(
-            f"{choice.arch}\n" + to_text(rows, ["layer", "activation", "rows", "symbol"]) + _chosen(choice) + "\n"
-        )
-    return "\n".join(parts)
+            found.setdefault((one.layer, one.kind), []).append(row)
+    return found
+
+
+def _range_table(rows: list[dict[str, Any]]) -> str:
+    return to_text(rows, ["layer", "activation", "rows", "symbol"])
 
 
 def _document(

@@ -114,10 +114,11 @@ class PackProblem:
 
 @dataclass(frozen=True)
 class RowRange:
-    """The rows of a layer, from `first` to `last`, that one kernel of a pack serves."""
+    """The rows of a layer, from `first` to `last`, that one kernel of a pack serves in calls with, or without, a workspace."""
 
     layer: str
     kind: Kind
+    workspace: bool
     first: int
     last: int
     symbol: str
@@ -287,19 +288,18 @@ class PackChooser:
         return PackedKernels(self.arch, plans, ranges, len(self.candidates), float(best.mean()), float(best.max()))
 
     def _ranges(self, times: np.ndarray, chosen: list[int]) -> Iterator[RowRange]:
-        """Yield, for each layer and kind, the rows that each kernel serves in calls without a workspace."""
+        """Yield, for each layer and kind, the rows that each kernel serves: with a workspace, then without one."""
         served = np.array(chosen)[times[:, chosen].argmin(axis=1)]
-        starts: dict[tuple[Layer, Kind], list[tuple[int, str]]] = {}
+        starts: dict[tuple[Layer, Kind, bool], list[tuple[int, str]]] = {}
         for problem, place in zip(self.problems, served):
-            if problem.query.workspace_bytes == 0:
-                begun = starts.setdefault((problem.layer, problem.query.kind), [])
-                symbol = self.candidates[place].symbol
-                if not begun or begun[-1][1] != symbol:
-                    begun.append((problem.query.m, symbol))
-        for (layer, kind), begun in starts.items():
+            query, symbol = problem.query, self.candidates[place].symbol
+            begun = starts.setdefault((problem.layer, query.kind, query.workspace_bytes > 0), [])
+            if not begun or begun[-1][1] != symbol:
+                begun.append((query.m, symbol))
+        for (layer, kind, workspace), begun in sorted(starts.items(), key=lambda one: not one[0][2]):
             ends = [first - 1 for first, _ in begun[1:]] + [self.rows[-1]]
             for (first, symbol), last in zip(begun, ends, strict=True):
-                yield RowRange(layer.name, kind, first, last, symbol)
+                yield RowRange(layer.name, kind, workspace, first, last, symbol)
 
 
 _REGISTER_FIELDS = ("arch", "cta_tile", "mma", "swap_ab", "cooperation", "consumers", "copy", "dtype_d", "ctas_per_sm")
