@@ -439,8 +439,7 @@ class Launcher:
         self._a_bytes, self._b_bytes, self._c_bytes, self._d_bytes, self._bias_bytes = (
             spans.get(name, 0) for name in ("A", "B", "C", "D", "bias")
         )
-        operands = traits.epilogue.operands if traits.epilogue else ()
-        self._input_bytes = tuple(spans.get(INPUT + one.name, 0) for one in operands)
+        self._input_bytes = tuple(spans.get(INPUT + one.name, 0) for one in traits.operands)
         self._output_bytes = tuple(spans[OUTPUT + one.name] for one in traits.outputs)
         self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
         self.workspace_bytes = needed

@@ -93,11 +93,10 @@ def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
     if bias != "none":
         extent = p.n if bias == "row" else p.m
         found.append(Matrix("bias", p.bias, 1, extent, extent, p.batch, p.batch_stride_bias, bytes_d, 1))
-    operands = traits.epilogue.operands if traits.epilogue else ()
-    found += [
-        _aux_matrix(traits, p, one, aux) for one, aux in zip(operands, p.aux) if one.kind != "scalar" or aux.pointer
-    ]
-    found += [_output_matrix(traits, p, one, aux) for one, aux in zip(traits.outputs, p.aux[len(operands) :])]
+    given = ((one, aux) for one, aux in zip(traits.operands, p.aux) if one.kind != "scalar" or aux.pointer)
+    found += [_aux_matrix(traits, p, one, aux) for one, aux in given]
+    results = zip(traits.outputs, p.aux[len(traits.operands) :])
+    found += [_output_matrix(traits, p, one, aux) for one, aux in results]
     return {matrix.name: matrix for matrix in found}
 
 
@@ -247,11 +246,10 @@ def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
         yield f"beta is {problem.beta}, but the kernel does not add C: generate one with --beta on"
     if problem.bias and traits.bias == "none":
         yield "bias is given, but the kernel adds none: generate one with --bias row or column"
-    operands = traits.epilogue.operands if traits.epilogue else ()
-    if len(problem.aux) != len(operands) + len(traits.outputs):
-        names = ", ".join([*(one.name for one in operands), *(one.name for one in traits.outputs)])
+    if len(problem.aux) != len(traits.operands) + len(traits.outputs):
+        names = ", ".join([*(one.name for one in traits.operands), *(one.name for one in traits.outputs)])
         yield f"the problem has {len(problem.aux)} inputs and outputs of an expression: the kernel takes {names or 'none'}"
-    for one, aux in zip(operands, problem.aux):
+    for one, aux in zip(traits.operands, problem.aux):
         if one.kind == "scalar" and DTYPES["f32"].largest < abs(aux.value) < float("inf"):
             yield f"{one.name} {aux.value} overflows f32"
 

@@ -186,9 +186,14 @@ class LaunchTraits:
         return columns_of_d(self.epilogue, n)
 
     @property
+    def operands(self) -> tuple[Input, ...]:
+        """The inputs of the expression of D that a launch passes."""
+        return self.epilogue.operands if self.epilogue else ()
+
+    @property
     def matrices(self) -> tuple[Input, ...]:
         """The matrices that the expression of D reads."""
-        return tuple(one for one in self.epilogue.operands if one.kind == "matrix") if self.epilogue else ()
+        return tuple(one for one in self.operands if one.kind == "matrix")
 
     @property
     def outputs(self) -> tuple[Output, ...]:

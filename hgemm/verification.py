@@ -18,6 +18,7 @@ import numpy as np
 from hgemm.cases import KINDS, Case
 from hgemm.device import Device, median_us
 from hgemm.dtypes import DTYPES, decode, encode, representable
+from hgemm.epilogue import Input, Output
 from hgemm.errors import DeviceError
 from hgemm.kernel import Kernel
 from hgemm.launch import (
@@ -80,20 +81,14 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
         "d": ((s.m, n), traits.dtype_d, traits.align_d),
         "bias": ((1, s.n if bias_of_case(traits, case) == "row" else s.m), traits.dtype_d, 1),
     }
-    for one in traits.epilogue.operands if traits.epilogue else ():
+    shapes = {"scalar": (1, 1), "row": (1, n), "column": (1, s.m), "matrix": (s.m, n)}
+    named: dict[str, Input | Output] = {INPUT + one.name: one for one in traits.operands}
+    named |= {OUTPUT + one.name: one for one in traits.outputs}
+    for name, one in named.items():
         dtype = "f32" if one.kind == "scalar" else one.of(traits.dtype_d)
-        align = aux_align(traits, dtype) if one.kind == "matrix" else 1
-        shape = {"scalar": (1, 1), "row": (1, n), "column": (1, s.m), "matrix": (s.m, n)}[one.kind]
-        extents[INPUT + one.name] = (shape, dtype, align)
-    for output in traits.outputs:
-        dtype = output.of(traits.dtype_d)
-        shape = {"row": (1, n), "column": (1, s.m), "matrix": (s.m, n)}[output.kind]
-        align = aux_align(traits, dtype) if output.kind == "matrix" else 1
-        extents[OUTPUT + output.name] = (shape, dtype, align)
-    inputs, matrices = (
-        [name for name in extents if name.startswith((INPUT, OUTPUT))],
-        [INPUT + one.name for one in traits.matrices],
-    )
+        extents[name] = (shapes[one.kind], dtype, aux_align(traits, dtype) if one.kind == "matrix" else 1)
+    inputs = [name for name in extents if name.startswith((INPUT, OUTPUT))]
+    matrices = [INPUT + one.name for one in traits.matrices]
     found = {}
     for name, ((rows, columns), dtype, align) in extents.items():
         loose_rows, loose_matrices = 0, 0
@@ -170,7 +165,7 @@ def _inputs(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generato
     """Draw the inputs of an expression by name. Shapes: (batch, 1 or m, 1 or n)."""
     s, found = case.shape, {}
     n = traits.columns_of_d(s.n)
-    for one in traits.epilogue.operands if traits.epilogue else ():
+    for one in traits.operands:
         shape = {"scalar": (1, 1), "row": (1, n), "column": (s.m, 1), "matrix": (s.m, n)}[one.kind]
         batch = _batch(case, INPUT + one.name, one.kind == "matrix")
         if one.kind == "scalar":
@@ -240,7 +235,7 @@ def stored(traits: LaunchTraits, operands: OperandValues) -> dict[str, np.ndarra
         found["c"] = encode(operands.c, traits.dtype_d)
     if operands.bias is not None:
         found["bias"] = encode(operands.bias.reshape(len(operands.bias), 1, -1), traits.dtype_d)
-    for one in traits.epilogue.operands if traits.epilogue else ():
+    for one in traits.operands:
         values = operands.inputs[one.name]
         rows = values.shape[1] if one.kind == "matrix" else 1
         dtype = "f32" if one.kind == "scalar" else one.of(traits.dtype_d)
@@ -605,26 +600,20 @@ class Trial:
 
     def _scalars(self) -> list[str]:
         """Return the names of the scalars of an expression. Loose cases pass them by pointer."""
-        return (
-            [one.name for one in self.traits.epilogue.operands if one.kind == "scalar"] if self.traits.epilogue else []
-        )
+        return [one.name for one in self.traits.operands if one.kind == "scalar"]
 
     def _aux(self, buffers: dict[str, Operand]) -> tuple[Aux, ...]:
-        """Return the inputs of an expression."""
-        found = []
-        for one in self.traits.epilogue.operands if self.traits.epilogue else ():
-            buffer = buffers.get(INPUT + one.name)
-            if buffer is None:
-                found.append(Aux(value=float(self.operands.inputs[one.name].item())))
-                continue
-            layout = buffer.layout
+        """Return the inputs of an expression, and its further results."""
+
+        def aux(name: str, kind: str) -> Aux:
+            if name not in buffers:
+                return Aux(value=float(self.operands.inputs[name.removeprefix(INPUT)].item()))
+            layout = buffers[name].layout
             stride = layout.batch_stride if layout.batch > 1 else 0
-            found.append(Aux(buffer.address, layout.leading if one.kind == "matrix" else 0, stride))
-        for output in self.traits.outputs:
-            buffer = self.buffers[OUTPUT + output.name]
-            stride = buffer.layout.batch_stride if buffer.layout.batch > 1 else 0
-            found.append(Aux(buffer.address, buffer.layout.leading if output.kind == "matrix" else 0, stride))
-        return tuple(found)
+            return Aux(buffers[name].address, layout.leading if kind == "matrix" else 0, stride)
+
+        inputs = (aux(INPUT + one.name, one.kind) for one in self.traits.operands)
+        return (*inputs, *(aux(OUTPUT + one.name, one.kind) for one in self.traits.outputs))
 
     def problem(self) -> Problem:
         shape = self.shape
