@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -513,10 +513,15 @@ def verify(
             checks.append(trial.check(allocating))
         finally:
             trial.free()
-    failed = [check for check in checks if not check.passed]
-    error, ratio = max(check.max_error for check in checks), max(check.max_bound_ratio for check in checks)
+    return _as_one(checks)
+
+
+def _as_one(checks: Sequence[CheckResult]) -> CheckResult:
+    """Return several checks of a case as one. The first failure is the reason."""
+    failed = next((check for check in checks if not check.passed), None)
     unbounded = UNBOUNDED if all(check.reason == UNBOUNDED for check in checks) else ""
-    return CheckResult(str(case), error, ratio, not failed, failed[0].reason if failed else unbounded)
+    error, ratio = (max(getattr(check, name) for check in checks) for name in ("max_error", "max_bound_ratio"))
+    return CheckResult(checks[0].case, error, ratio, failed is None, failed.reason if failed else unbounded)
 
 
 class Trial:
@@ -564,22 +569,21 @@ class Trial:
         if failure:
             return CheckResult(str(self.case), float("inf"), float("inf"), False, f"{self.kind}: {failure}")
         expected = reference(self.traits, self.operands, splits=self.splits)
-        check = compare(str(self.case), decode(found, self.traits.dtype_d), expected, self.kind)
+        checks = [compare(str(self.case), decode(found, self.traits.dtype_d), expected, self.kind)]
         for output, one in zip(self.traits.outputs, expected.outputs):
             values = decode(self.found[output.name], one.dtype_d)
             values = values.swapaxes(1, 2) if output.kind == "column" else values
-            other = compare(str(self.case), values, one, f"{self.kind}, {output.name}")
-            check = _worse(check, other)
-        return check
+            checks.append(compare(str(self.case), values, one, f"{self.kind}, {output.name}"))
+        return _as_one(checks)
 
     def prepare(self) -> None:
         """Upload all operands. If beta is 0, C is null or holds canaries, because it must not be read."""
         numbers = stored(self.traits, self.operands)
         if self.case.in_place:
             numbers["d"] = numbers.pop(self.traits.overwritten)
-        if not self.case.loose:
-            for name in self._scalars():
-                del numbers[INPUT + name]
+        for one in self.traits.operands:
+            if one.kind == "scalar" and not self.case.loose:  # loose cases pass scalars by pointer
+                del numbers[INPUT + one.name]
         beside = numbers.pop("c", None) if self.case.beside else None
         if self.case.same_ab:
             del numbers["b"]
@@ -597,10 +601,6 @@ class Trial:
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
         if size := workspace_bytes(self.traits, *sizes, self.launch_options):
             self.workspace = Workspace(self.device, size, self.options.guard_bytes)  # a launch zeroes its counters
-
-    def _scalars(self) -> list[str]:
-        """Return the names of the scalars of an expression. Loose cases pass them by pointer."""
-        return [one.name for one in self.traits.operands if one.kind == "scalar"]
 
     def _aux(self, buffers: dict[str, Operand]) -> tuple[Aux, ...]:
         """Return the inputs of an expression, and its further results."""
@@ -659,7 +659,7 @@ class Trial:
 
         `zeroed` tells that an earlier launch has left the counters of the workspace zero.
         """
-        d, outputs = self.buffers["d"], self._outputs()
+        d, outputs = self.buffers["d"], {one.name: self.buffers[OUTPUT + one.name] for one in self.traits.outputs}
         for buffer in (d, *outputs.values()):
             buffer.upload()
         size = self.workspace.size_bytes if self.workspace else workspace_size
@@ -676,10 +676,6 @@ class Trial:
             failure = failure or (f"{name}: {wrong}" if wrong else "")
         return found, f"D: {failure}" if failure else ""
 
-    def _outputs(self) -> dict[str, Operand]:
-        """Return the buffers of the results after D."""
-        return {one.name: self.buffers[OUTPUT + one.name] for one in self.traits.outputs}
-
     def _other_memory(self) -> str:
         """Return the failure if memory other than D was changed, else an empty text."""
         for name, buffer in self.buffers.items():
@@ -692,14 +688,6 @@ class Trial:
             return ""
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
         return self.workspace.failure(counter_bytes(self.traits, *sizes, self.launch_options))
-
-
-def _worse(first: CheckResult, second: CheckResult) -> CheckResult:
-    """Return both checks as one."""
-    failed = next((check for check in (first, second) if not check.passed), None)
-    reason = failed.reason if failed else UNBOUNDED if first.reason == second.reason == UNBOUNDED else ""
-    error, ratio = (max(getattr(one, name) for one in (first, second)) for name in ("max_error", "max_bound_ratio"))
-    return CheckResult(first.case, error, ratio, failed is None, reason)
 
 
 def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> CheckResult:
