@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,9 +48,14 @@ class View:
         return True
 
     @property
+    def item_bytes(self) -> int:
+        """The size of an element."""
+        return int("".join(digit for digit in self.dtype if digit.isdigit())) // 8
+
+    @property
     def size_bytes(self) -> int:
         """The size of the elements, without gaps."""
-        size = int("".join(digit for digit in self.dtype if digit.isdigit())) // 8
+        size = self.item_bytes
         for extent in self.shape:
             size *= extent
         return size
@@ -63,12 +68,19 @@ def view(array: Any, name: str) -> View:
     """
     try:
         if hasattr(array, "__dlpack__"):
-            return _from_dlpack(array, name)
+            return without_negative_strides(_from_dlpack(array, name), name)
         if hasattr(array, "__cuda_array_interface__"):
-            return _from_interface(array.__cuda_array_interface__, name)
+            return without_negative_strides(_from_interface(array.__cuda_array_interface__, name), name)
     except (BufferError, TypeError, RuntimeError, AttributeError) as error:
         raise ProblemError(f"{name} does not export its memory: {' '.join(str(error).split())}") from error
     raise ProblemError(f"{name} is a {type(array).__name__}: pass an array with DLPack or __cuda_array_interface__")
+
+
+def without_negative_strides(found: View, name: str) -> View:
+    """Return the view of an array. Raises ProblemError if elements of an axis lie backwards."""
+    if any(stride < 0 and extent > 1 for stride, extent in zip(found.strides, found.shape)):
+        raise ProblemError(f"{name} has a negative stride, {found.strides} elements: copy it")
+    return found
 
 
 def stream_handle(stream: Any) -> int:
@@ -161,15 +173,36 @@ def _from_dlpack(array: Any, name: str) -> View:
 
 def _from_interface(interface: dict[str, Any], name: str) -> View:
     pointer, readonly = interface["data"]
-    kind, size = interface["typestr"][1], int(interface["typestr"][2:])
-    # NumPy has no bf16: the type of ml_dtypes, which CuPy uses, is void of two bytes.
-    dtype = "bf16" if (kind, size) == ("V", 2) else f"{'bool' if kind == 'b' else kind}{8 * size}"
     shape = tuple(interface["shape"])
+    size = int(interface["typestr"][2:])
+    dtype = dtype_of(interface["typestr"], size, name)
     byte_strides = interface.get("strides")
-    if byte_strides and any(stride % size for stride in byte_strides):
-        raise ProblemError(f"{name} has strides {byte_strides} B, not multiples of its {size} B elements: copy it")
-    strides = tuple(stride // size for stride in byte_strides) if byte_strides else dense_strides(shape)
+    strides = element_strides(byte_strides, size, name) if byte_strides else dense_strides(shape)
     return View(int(pointer or 0), shape, strides, dtype, None, bool(readonly))
+
+
+def dtype_of(typestr: str, size_bytes: int, name: str) -> str:
+    """Return the type that an array interface names, such as `<f2`. Raises ProblemError if it is big-endian."""
+    order, kind = typestr[0], typestr[1]
+    if order == ">":
+        raise ProblemError(
+            f"{name} is big-endian ({typestr}): convert it with array.astype(array.dtype.newbyteorder('='))"
+        )
+    if (kind, size_bytes) == (
+        "V",
+        2,
+    ):  # NumPy has no bf16: the type of ml_dtypes, which CuPy uses, is void of two bytes
+        return "bf16"
+    return f"{'bool' if kind == 'b' else kind}{8 * size_bytes}"
+
+
+def element_strides(byte_strides: Sequence[int], size_bytes: int, name: str) -> Shape:
+    """Return strides in elements. Raises ProblemError if one is not a whole number of elements."""
+    if any(stride % size_bytes for stride in byte_strides):
+        raise ProblemError(
+            f"{name} has strides {tuple(byte_strides)} B, not multiples of its {size_bytes} B elements: copy it"
+        )
+    return tuple(stride // size_bytes for stride in byte_strides)
 
 
 # ==== Adapters: quick access for repeated calls ====

@@ -316,6 +316,11 @@ def _check_types(traits: LaunchTraits, views: Mapping[str, View]) -> None:
         for name, dtype in expected.items()
         if name in views and views[name].dtype != stored_dtype(dtype)
     ]
+    wrong += [
+        f"{name} begins at an address that is not a multiple of its {found.item_bytes} B elements: copy it"
+        for name, found in views.items()
+        if name in expected and found.dtype == stored_dtype(expected[name]) and found.pointer % found.item_bytes
+    ]
     wrong += [f"{name} is read-only" for name in ("D", "workspace") if name in views and views[name].readonly]
     if "workspace" in views and not views["workspace"].contiguous:
         wrong.append("workspace is not contiguous")

@@ -487,14 +487,15 @@ def fold_batch(views: Mapping[str, View]) -> dict[str, View]:
     if any(name.startswith((INPUT, OUTPUT)) for name in views):  # a column, or a matrix, does not fold
         return dict(views)
     a, b, d = (views[name] for name in "ABD")
-    shared = len(b.shape) == 2 or b.shape[0] == 1 or b.strides[0] == 0
+    shared = len(b.shape) == 2 or b.shape[0] == 1 or (b.shape[0] == a.shape[0] and b.strides[0] == 0)
     row_bias = "bias" not in views or views["bias"].shape == b.shape[-1:]
     stacked = [name for name in "ADC" if name in views]
     if not (
         shared and row_bias and len(a.shape) == 3 and all(_rows_follow(views[name], a.shape[0]) for name in stacked)
     ):
         return dict(views)
-    return {**views, **{name: _fold(views[name]) for name in stacked}}
+    one_b = replace(b, shape=b.shape[-2:], strides=b.strides[-2:])
+    return {**views, "B": one_b, **{name: _fold(views[name]) for name in stacked}}
 
 
 def _rows_follow(matrices: View, batch: int) -> bool:

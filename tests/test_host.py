@@ -85,11 +85,52 @@ def test_arrays_that_cannot_be_multiplied_are_rejected(library: hgemm.Library, m
             library.matmul(x, w, **options)
     with pytest.raises(UnsupportedError, match="no kernel computes"):
         library.matmul(x, w, activation="gelu")
-    with pytest.raises(ProblemError, match="pass an array whose strides are whole elements"):
+    with pytest.raises(ProblemError, match="A has a negative stride.*: copy it"):
         library.matmul(x[::-1], w)
+    with pytest.raises(ProblemError, match="bias has Python objects"):
+        library.matmul(x, w, bias=np.zeros(16, object))
     monkeypatch.setattr(host, "has_gpu", lambda: True)
     with pytest.raises(ProblemError, match=r"A is in the CPU's memory, and kernels read a GPU's: copy it there"):
         library.matmul(x, w)
+
+
+@pytest.mark.parametrize("operand", ["a", "b", "out", "bias", "c"])
+def test_arrays_that_would_be_misread_or_not_written_are_rejected(library: hgemm.Library, operand: str) -> None:
+    names = {"a": "A", "b": "B", "out": "D", "bias": "bias", "c": "C"}
+    arrays = {"a": draw(16, 16), "b": draw(16, 16), "out": draw(16, 16), "bias": draw(16), "c": draw(16, 16)}
+    shape = arrays[operand].shape
+    fixed = np.zeros(shape, np.float16)
+    fixed.flags.writeable = False
+    odd = np.zeros(2 * fixed.size + 1, np.uint8)[1:].view(np.float16).reshape(shape)
+    for given, reason in (
+        (arrays[operand].astype(">f2"), "is big-endian"),
+        (odd, "address that is not a multiple of its 2 B elements: copy it"),
+        *([(fixed, "is read-only")] if operand == "out" else []),
+    ):
+        with pytest.raises(ProblemError, match=f"{names[operand]} .*{reason}"):
+            library.matmul(**{**arrays, operand: given}, beta=1.0)
+    assert not fixed.any()
+
+
+def test_inputs_may_be_read_only_and_axes_of_one_element_have_any_stride(library: hgemm.Library, on_cpu: None) -> None:
+    x, w = draw(1, 56), draw(72, 56)
+    expected = library.matmul(x, w.T)
+    x.flags.writeable = w.flags.writeable = False
+    assert np.array_equal(library.matmul(x[::-1], w.T), expected)
+
+
+@pytest.mark.parametrize("repeated", ["a", "b", "both", "one b"])
+def test_a_batch_may_share_a_matrix(library: hgemm.Library, on_cpu: None, repeated: str) -> None:
+    a = np.broadcast_to(draw(16, 24), (3, 16, 24)) if repeated in ("a", "both") else draw(3, 16, 24)
+    w = np.broadcast_to(draw(32, 24), (3, 32, 24)) if repeated in ("b", "both") else draw(3, 32, 24)
+    b = (w[:1] if repeated == "one b" else w).swapaxes(1, 2)
+    assert np.array_equal(library.matmul(a, b), (a.astype(float) @ b.astype(float)).astype(np.float16))
+
+
+def test_batches_of_different_sizes_are_rejected_even_if_b_repeats(library: hgemm.Library) -> None:
+    b = np.broadcast_to(draw(32, 24).T, (2, 24, 32))
+    with pytest.raises(ProblemError, match=r"B is \(2, 24, 32\)"):
+        library.matmul(draw(3, 16, 24), b)
 
 
 def test_cpu_tensors_are_computed_like_arrays(library: hgemm.Library, on_cpu: None) -> None:
@@ -97,6 +138,8 @@ def test_cpu_tensors_are_computed_like_arrays(library: hgemm.Library, on_cpu: No
     x, w = torch.from_numpy(draw(40, 56)), torch.from_numpy(draw(72, 56))
     y = library.matmul(x, w.t())
     assert isinstance(y, torch.Tensor) and torch.equal(y.double(), (x.double() @ w.double().t()).half().double())
+    found = library.matmul(x.reshape(4, 10, 56), w.t().expand(4, -1, -1))
+    assert torch.equal(found.reshape(40, 72), y)
     with pytest.raises(ProblemError, match="NumPy has no bf16"):
         library.matmul(x.bfloat16(), w.t().bfloat16())
 

@@ -127,6 +127,11 @@ def test_batches_with_one_b_fold_into_rows(library: Library, driver: ComputingDr
         fresh.matmul(Cuda(rows), Cuda(w.T), Cuda(out))
         assert (out == product(rows, w.T)).all()
     assert driver.launches[1] == driver.launches[2] != driver.launches[0]
+    repeated = np.lib.stride_tricks.as_strided(w.T, (3, 64, 48), (0, *w.T.strides))
+    for b in (repeated, w.T[None]):
+        out = placed(np.zeros((3, 40, 48), "f2"))
+        library.matmul(Cuda(a), Cuda(b), Cuda(out))
+        assert (out == product(a, w.T)).all() and driver.launches[-1] == driver.launches[1]
 
 
 def test_unaligned_addresses_select_an_unaligned_kernel(library: Library, driver: ComputingDriver) -> None:
@@ -616,6 +621,13 @@ def test_views_of_dlpack_and_of_the_array_interface_agree() -> None:
     assert view(Interface(np.zeros((4, 6), np.float32)), "D").strides == (6, 1)
     assert view(Interface(np.zeros(4, "V2")), "A").dtype == "bf16"
     assert view(Dlpack(np.zeros(4, np.int8)), "A").dtype == "i8"
+    for wrapped, reason in (
+        (Interface(np.zeros(4, ">f2")), "is big-endian"),
+        (Interface(array[:, ::-1]), "negative stride"),
+        (Dlpack(array[:, ::-1]), "negative stride"),
+    ):
+        with pytest.raises(ProblemError, match=f"A .*{reason}"):
+            view(wrapped, "A")
 
 
 def test_views_release_their_array() -> None:

@@ -15,7 +15,7 @@ from generator.proof.jobs import host_toolchain
 from generator.proof.machine import EmulatedKernel, HostMemory
 from generator.proof.proving import Subject, adversaries_of, load
 from generator.store.library import Library
-from hgemm.arrays import View
+from hgemm.arrays import View, dtype_of, element_strides, without_negative_strides
 from hgemm.errors import ProblemError, VerificationError
 from hgemm.launch import tiles
 from hgemm.launch_traits import OUTPUT, LaunchTraits
@@ -35,14 +35,15 @@ class _Placed:
 
     def __init__(self, memory: HostMemory, array: np.ndarray, name: str) -> None:
         item = array.itemsize
-        if any(stride < 0 or stride % item for stride in array.strides):
-            raise ProblemError(f"{name} has strides {array.strides} B: pass an array whose strides are whole elements")
+        strides = element_strides(array.strides, item, name)
+        dtype = dtype_of(array.dtype.str, item, name)
+        if array.dtype.hasobject:
+            raise ProblemError(f"{name} has Python objects as elements: convert it to f16 or bf16")
+        without_negative_strides(View(0, array.shape, strides, dtype, 0), name)
         last = sum((extent - 1) * stride for extent, stride in zip(array.shape, array.strides)) if array.size else 0
         offset = array.ctypes.data % _BASE_ALIGN_BYTES
         pointer = memory.allocate(offset + last + item) + offset
-        dtype = "bf16" if array.dtype.name == "bfloat16" else f"{array.dtype.kind}{8 * item}"
-        strides = tuple(stride // item for stride in array.strides)
-        self.view = View(pointer, array.shape, strides, dtype, 0)
+        self.view = View(pointer, array.shape, strides, dtype, 0, not array.flags.writeable)
         block = np.frombuffer((ctypes.c_uint8 * (last + item)).from_address(pointer), array.dtype)
         self.copy = np.lib.stride_tricks.as_strided(block, array.shape, array.strides)
         if array.size:
@@ -59,7 +60,7 @@ def multiply(request: MultiplyRequest) -> None:
     shared: dict[tuple[object, ...], _Placed] = {}
     placed: dict[str, _Placed] = {}
     for name, array in request.arrays.items():
-        key = (array.ctypes.data, array.shape, array.strides, array.dtype)
+        key = (array.ctypes.data, array.shape, array.strides, array.dtype, array.flags.writeable)
         if key not in shared:  # C may be D
             shared[key] = _Placed(memory, array, name)
         placed[name] = shared[key]
