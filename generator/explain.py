@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -114,6 +114,16 @@ def expected_resources(plan: Plan) -> dict[str, Any]:
 _COMPARED = ("predicted_us", "ctas_per_sm", "needed_registers", "smem_bytes", "bound", "k_tile_cycles")
 """Numbers of a plan, its model and its problem that a table of several explanations has."""
 
+_SPEC_LABELS = {"ctas_per_sm": "spec_ctas_per_sm"}
+"""Names of fields of a spec as in `hgemm list`, where the model has a number of the same name."""
+_PACK_OPTIONS = {
+    "dtype": ("dtype_a", "f16"),
+    "layout": ("layout", "tn"),
+    "bias": ("bias", "none"),
+    "activation": ("activation", "none"),
+}
+"""Options of `hgemm pack`, the fields of a spec that they set, and the default."""
+
 
 def explanations_text(explanations: Sequence[dict[str, Any]], width: int) -> tuple[str, str]:
     """Return one explanation in full, or a table of several, and a note about columns that do not fit `width` characters.
@@ -155,18 +165,30 @@ def _broken_lines(explanation: dict[str, Any]) -> list[str]:
 def explanation_text(explanation: dict[str, Any]) -> str:
     """Return an explanation as text. Planned fields are marked with a star."""
     planned = {*explanation["planned"]}
-    lines = [explanation["symbol"], f"  alias {explanation['alias']}", "  spec, * is planned"]
+    lines = [explanation["symbol"], f"  alias {explanation['alias']}", "  spec, * is planned" if planned else "  spec"]
     lines += [
-        f"  {'*' if name in planned else ' '} {name:<{_WIDTH}}{_on_off(value)}"
+        f"  {'*' if name in planned else ' '} {_SPEC_LABELS.get(name, name):<{_WIDTH}}{_on_off(value)}"
         for name, value in _shown(explanation["spec"]).items()
     ]
     lines += ["  plan", *(f"    {name:<{_WIDTH}}{cell(value)}" for name, value in explanation["plan"].items())]
     if explanation["legal"]:
         lines += model_lines(explanation["model"], _WIDTH)
-        return "\n".join([*lines, "  legal"]) + "\n"
+        return "\n".join([*lines, "  legal", *_size_note(explanation)]) + "\n"
     lines += [f"  illegal, breaks {len(explanation['broken'])}:"]
     lines += _broken_lines(explanation)
     return "\n".join(lines) + "\n"
+
+
+def _size_note(explanation: dict[str, Any]) -> Iterator[str]:
+    """Yield how to choose a tile for the size of the problem, if the tile is planned: the plan does not depend on the size."""
+    problem, spec = explanation["model"].get("problem"), explanation["spec"]
+    if problem and problem["batch"] == 1 and "cta_tile" in explanation["planned"] and spec["epilogue"] == "none":
+        m, n, k = (problem[name] for name in ("m", "n", "k"))
+        kind = "".join(
+            f" --{name} {spec[field]}" for name, (field, usual) in _PACK_OPTIONS.items() if spec[field] != usual
+        )
+        yield "  the planned tile does not depend on the problem. To choose tiles for a size:"
+        yield f"    hgemm pack --nk {n}x{k} --rows {m}:{m} --arch {spec['arch']}{kind} --dry-run"
 
 
 def model_lines(model: dict[str, Any], width: int) -> list[str]:

@@ -378,6 +378,13 @@ def test_explain_rejects_requests_outside_the_model(capsys, arguments: list[str]
     assert status == 2 and not out and message in err
 
 
+def test_explain_says_that_a_planned_tile_does_not_depend_on_the_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", "--arch", "sm_120", "--m", "16", "--n", "4096", "--k", "2048"]
+    command = "hgemm pack --nk 4096x2048 --rows 16:16 --arch sm_120 --dry-run"
+    assert hgemm(capsys, *words)[1].splitlines()[-1].strip() == command
+    assert command not in hgemm(capsys, *words, "--tile", "16x64x64")[1]
+
+
 def test_explain_gives_the_reason_without_a_model(capsys) -> None:
     status, out, _ = hgemm(capsys, "explain", "--arch", "100")
     assert (

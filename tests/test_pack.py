@@ -433,6 +433,15 @@ def test_a_pack_has_kernels_for_the_rows_asked(capsys: pytest.CaptureFixture[str
         assert status == 2 and reason in err
 
 
+def test_a_second_pack_says_how_many_kernels_the_library_has(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("pack", "--nk", "64x64", "--rows", "8:8", "--to", tmp_path / "lib", "-q", "-j", "1")
+    assert "the library has" not in hgemm(capsys, *words, "--arch", "80")[1]
+    status, out, _ = hgemm(capsys, *words, "--arch", "75")
+    assert status == 0 and "1 kernel for sm_75" in out and out.endswith("; the library has 2 kernels\n")
+
+
 def test_a_pack_can_be_exported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("--nk", "64x64", "--arch", "80", "--loss", "100", "--to", tmp_path / "lib", "--json", "-j", "1")
     status, out, err = hgemm(capsys, "pack", *words)

@@ -23,6 +23,7 @@ from records import make_record
 
 import hgemm.device
 from generator import device_check
+from generator.cli.library import separating_first
 from generator.cli.main import hgemm_command
 from generator.device_check import CheckOutcome, CheckRequest, CheckWorkers, check_here, junit_suite
 from generator.errors import HgemmError, LibraryError, RequestError
@@ -210,6 +211,15 @@ def test_unmatched_filters_and_empty_libraries_have_their_own_errors(folder: Pat
         ):
             error = call(verb, *words, "--where", "registers<10", "--library", library).exception
             assert isinstance(error, LibraryError) and re.search(message, str(error)) and not [*tmp_path.glob("x*")]
+
+
+def test_fields_that_separate_kernels_with_similar_symbols_come_first() -> None:
+    rows = [
+        {"symbol": "hgemm_a_0001", "smem_a": "x", "schedule": "one_tile"},
+        {"symbol": "hgemm_a_0002", "smem_a": "x", "schedule": "persistent"},
+        {"symbol": "hgemm_b_0003", "smem_a": "y", "schedule": "one_tile"},
+    ]
+    assert separating_first(rows, ["smem_a", "schedule"]) == ["schedule", "smem_a"]
 
 
 def test_a_table_fits_a_line_with_the_symbol_last() -> None:

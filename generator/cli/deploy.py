@@ -153,6 +153,8 @@ def select_command(
         click.echo(json.dumps(rows if show_all else best, indent=1))
     else:
         click.echo(to_text(rows, COLUMNS) + f"{best['rule']}: {best['why']}")
+        if arch and not sms:
+            click.echo(f"hgemm: for {target.name} with {target.sms} SMs: --sms names another number", err=True)
 
 
 def _this_machine() -> Target:

@@ -132,7 +132,7 @@ def _present(rows: list[dict[str, Scalar]]) -> list[str]:
 
 
 def _print_table(rows: list[dict[str, Scalar]], required: list[str]) -> None:
-    other = differing({name: {row.get(name) for row in rows} for name in BY_FIELD})
+    other = separating_first(rows, differing({name: {row.get(name) for row in rows} for name in BY_FIELD}))
     computed = [name for name in _COMPUTED if name in other]
     required = [*required, *epilogue.required_columns(other)]
     table = fitted(rows, required, ["registers", *computed, *other, *DEFAULT_COLUMNS], line_width())
@@ -140,6 +140,15 @@ def _print_table(rows: list[dict[str, Scalar]], required: list[str]) -> None:
     note = table.note([*computed, *other], "use --columns NAMES")
     if note:
         click.echo(f"hgemm: {note}", err=True)
+
+
+def separating_first(rows: list[dict[str, Scalar]], names: list[str]) -> list[str]:
+    """Return these fields, first those in which kernels differ whose symbols have the same prefix."""
+    groups: dict[str, list[dict[str, Scalar]]] = {}
+    for row in rows:
+        groups.setdefault(str(row["symbol"]).rpartition("_")[0], []).append(row)
+    first = {name for name in names for its in groups.values() if len({row.get(name) for row in its}) > 1}
+    return sorted(names, key=lambda name: name not in first)
 
 
 def _print_json(library: Library, rows: list[dict[str, Scalar]]) -> None:

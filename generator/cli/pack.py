@@ -174,7 +174,9 @@ def pack_command(
         return
     click.echo(_layer_table(layers, done.choices), nl=False)
     size = f"{done.bytes:,} B of cubins and PTX"
-    click.echo(f"{to}: {counted(len(done.symbols), 'kernel')} for {', '.join(archs)}, {size}, {seconds:.1f} s")
+    total = len(settings.library.rows())
+    whole = f"; the library has {total} kernels" if total > len(done.symbols) else ""
+    click.echo(f"{to}: {counted(len(done.symbols), 'kernel')} for {', '.join(archs)}, {size}, {seconds:.1f} s{whole}")
     if checked:
         click.echo(f"{checked['checked']}: {_CHECK_SHAPE} is correct on the CPU, {checked['check_seconds']:.1f} s")
     if not quiet:
