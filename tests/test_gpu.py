@@ -370,6 +370,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     outcomes = [outcome for _, outcome in make(sweep(wanted).plans, Settings(made, templates_folder()), processes=8)]
     errors = [outcome.error for outcome in outcomes if outcome.error and not outcome.spills]
     assert not errors, errors[0]
+    assert sum(outcome.spills for outcome in outcomes) <= len(outcomes) // 50
     return made
 
 
