@@ -1,6 +1,7 @@
 """Fills the reference pages of the site from the code: command line, spec fields, record fields, Python and C API.
 
 A line `<!-- generated: NAME -->` in a page is replaced by what the function of that name below returns.
+A quoted line above it tells readers of the repository where to find this. The site omits the line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if str(ROOT) not in sys.path:
 
 HEADER = ROOT / "templates" / "capi" / "include" / "hgemm.h.in"
 WIDTH = 96
-MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+MARKER = re.compile(r"^(?:> .*\n\n)?<!-- generated: (\w+) -->$", re.MULTILINE)
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)\)")
 SHIM = re.compile(r'<script src="https://unpkg\.com/iframe-worker/shim"></script>')
 
