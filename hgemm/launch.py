@@ -324,7 +324,7 @@ def ctas(traits: LaunchTraits, m: int, n: int, batch: int, options: LaunchOption
     """Return the work items of a problem: CTA tiles, or their splits. It is a multiple of the cluster size."""
     count, splits = tiles(traits, m, n) * batch, splits_of(traits, options)
     if not traits.partial_bytes:
-        return count * splits  # those of a cluster
+        return count * splits  # the splits of a cluster
     return count + shared_tiles(traits, m, n, batch, options) * (splits - 1)
 
 

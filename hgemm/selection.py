@@ -169,14 +169,13 @@ class Selector:
 
     def _best(self, rows: Sequence[int], match: int, query: SelectionQuery, order: KOrder | None) -> Choice:
         survey = self.surveys.get(query.kind.code)
-        if survey:
-            if survey.sms == self.target.sms:
-                extents = (query.m, query.n, query.k, query.batch)
-                measured = next((one for one in survey.problems if one.extents == extents), None)
-                of_order = (row for row in measured.order if row in rows) if measured else iter(())
-                best = next((row for row in of_order if self._was_measured(row, query, order)), None)
-                if best is not None:
-                    return self._choice(best, match, query, order, MEASURED, measured)
+        if survey and survey.sms == self.target.sms:
+            extents = (query.m, query.n, query.k, query.batch)
+            measured = next((one for one in survey.problems if one.extents == extents), None)
+            fitting = (row for row in (measured.order if measured else ()) if row in rows)
+            best = next((row for row in fitting if self._was_measured(row, query, order)), None)
+            if best is not None:
+                return self._choice(best, match, query, order, MEASURED, measured)
         factors = self.corrections(rows, query)
         clocks = {row: self._clocks(row, query, order) for row in rows}
 

@@ -10,6 +10,7 @@ from generator import epilogue
 from generator.arch import ARCHS, Arch
 from generator.families.base import Change, Plan
 from generator.spec import Cluster, Raster, Request, Schedule
+from generator.tables import counted
 from hgemm.dtypes import VECTOR_BYTES
 from hgemm.epilogue import PAIR_COLUMNS, accumulators_of, parse_epilogue
 from hgemm.problem import LAUNCH
@@ -93,11 +94,6 @@ def shared_memory(plan: Plan) -> str | None:
         f"tile {spec.cta_tile} with {counted(spec.stages, 'stage')} needs {plan.smem_bytes:,} B of shared memory; "
         f"{spec.arch} allows {plan.max_smem_bytes:,} B{residents}"
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """Write a number of things: `1 stage`, `3 stages`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def fragment_stages(plan: Plan) -> str | None:

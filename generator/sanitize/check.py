@@ -18,6 +18,7 @@ from generator.ptx.parser import PtxError
 from generator.ptx.translate import PTX_FILE, origins
 from generator.sanitize.description import Description, read_description, read_module
 from generator.sanitize.running import SanitizeRequest
+from generator.tables import counted
 from hgemm.disk import read_text
 from hgemm.junit import JunitSuite, JunitTest
 
@@ -273,7 +274,7 @@ def summary_line(verdict: Verdict) -> str:
     """Return the verdict as one line."""
     count = len(verdict.schedules)
     name = verdict.kernel if len(verdict.kernel) <= _LONGEST_NAME else verdict.kernel[:_LONGEST_NAME] + "..."
-    head = f"{'ok  ' if verdict.passed else 'FAIL'}  {name}  {count} schedule{'s' * (count != 1)}"
+    head = f"{'ok  ' if verdict.passed else 'FAIL'}  {name}  {counted(count, 'schedule')}"
     told = [head]
     if verdict.has_reference and count:
         ratio = verdict.max_bound_ratio
@@ -281,11 +282,11 @@ def summary_line(verdict: Verdict) -> str:
     elif count:
         told.append("results not compared: no reference")
     faults = len(verdict.findings) + bool(verdict.wrong) + len(verdict.errors)
-    told.append(f"{faults} finding{'s' * (faults != 1)}" if faults else "no finding")
+    told.append(counted(faults, "finding") if faults else "no finding")
     if verdict.ignored:
         told.append(f"{len(verdict.ignored)} ignored")
     if verdict.differing:
         told.append("results differ between schedules")
     conflicts = sum(one.used - one.least for one in verdict.bank_conflicts)
-    told.append(f"{conflicts:,} bank conflict{'s' * (conflicts != 1)}")
+    told.append(counted(conflicts, "bank conflict"))
     return "; ".join(told) + f"; {verdict.seconds:.1f} s"

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from generator.arch import ARCHS
 from generator.families import common
 from generator.families.base import Change, Check, Fixes, Rule, collector
-from generator.families.common import counted, text_of
+from generator.families.common import text_of
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import OperandTile
+from generator.tables import counted
 
 ATOMS: Change = {"form": "atoms"}
 """The form that supports every field."""

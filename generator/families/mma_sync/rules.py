@@ -12,6 +12,7 @@ from generator.families.common import clamp, fewer_ctas
 from generator.families.mma_sync.plan import MMA_ROWS, instructions_between_stores, stores_per_k_tile, widest_spacing
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.spec import Smem, Tile, WarpTile
+from generator.tables import counted
 
 MAX_TILE = 256
 MAX_WARP_TILE = 128
@@ -391,7 +392,7 @@ def registers(plan: Plan) -> str | None:
     return (
         f"warp tile {plan.spec.warp_tile} needs about {plan.needed_registers} registers per thread "
         f"({plan.accumulator_registers} of them accumulators); the limit is {plan.max_registers} with "
-        f"{common.counted(plan.spec.ctas_per_sm, 'CTA')} of {plan.threads} threads per SM"
+        f"{counted(plan.spec.ctas_per_sm, 'CTA')} of {plan.threads} threads per SM"
     )
 
 

@@ -13,6 +13,7 @@ from generator.families.mma_sync.defaults import on_mma_sync
 from generator.families.mma_sync_direct.plan import COLUMNS, K_BLOCK
 from generator.families.mma_sync_direct.plan import DirectPlan as Plan
 from generator.spec import Raster, Request, Spec, Tile, WarpTile
+from generator.tables import counted
 
 TILE_M = (8, 16)
 MAX_TILE_N = 64
@@ -151,7 +152,7 @@ def warps(plan: Plan) -> str | None:
     if stages in STAGES and tile.k % plan.warp_k == 0 and tile.k // plan.warp_k in WARPS:
         return None
     return (
-        f"tile is {tile} with {common.counted(stages, 'stage')}; k must be {K_BLOCK} times the stages, from {STAGES[0]} to "
+        f"tile is {tile} with {counted(stages, 'stage')}; k must be {K_BLOCK} times the stages, from {STAGES[0]} to "
         f"{STAGES[-1]}, times the warps, from {WARPS[0]} to {WARPS[-1]}"
     )
 
@@ -183,8 +184,8 @@ def registers(plan: Plan) -> str | None:
     if plan.needed_registers <= plan.max_registers:
         return None
     return (
-        f"tile {plan.spec.cta_tile} with {common.counted(plan.spec.stages, 'stage')} needs about {plan.needed_registers} "
-        f"registers per thread; the limit is {plan.max_registers} with {common.counted(plan.spec.ctas_per_sm, 'CTA')} of "
+        f"tile {plan.spec.cta_tile} with {counted(plan.spec.stages, 'stage')} needs about {plan.needed_registers} "
+        f"registers per thread; the limit is {plan.max_registers} with {counted(plan.spec.ctas_per_sm, 'CTA')} of "
         f"{plan.threads} threads per SM"
     )
 

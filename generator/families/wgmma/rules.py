@@ -14,6 +14,7 @@ from generator.families.mma_sync.defaults import on_mma_sync
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.layouts import ASYNC_BYTES
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Tile
+from generator.tables import counted
 from hgemm.dtypes import VECTOR_BYTES
 from hgemm.problem import LAUNCH
 from hgemm.tensor_maps import CORE_ROWS
@@ -89,9 +90,7 @@ def alignment(plan: Plan) -> str | None:
     aligns = {"align_a": plan.spec.align_a, "align_b": plan.spec.align_b}
     short = [f"{name} is {align}" for name, align in aligns.items() if align < least]
     copier = "cp.async" if plan.copied else "TMA"
-    return (
-        f"{', '.join(short)}; {copier} requires {common.counted(least, 'element')} ({least_bytes} B)" if short else None
-    )
+    return f"{', '.join(short)}; {copier} requires {counted(least, 'element')} ({least_bytes} B)" if short else None
 
 
 rule(common.aligned_to_16_bytes)(common.alignment_of_operands)
@@ -312,7 +311,7 @@ def registers(plan: Plan) -> str | None:
     return (
         f"tile {spec.cta_tile} needs about {plan.needed_registers} registers per consumer thread "
         f"({plan.accumulator_registers} of them accumulators); the limit is {plan.max_registers} with "
-        f"{common.counted(spec.ctas_per_sm, 'CTA')} of {common.counted(spec.consumers, 'consumer')} per SM"
+        f"{counted(spec.ctas_per_sm, 'CTA')} of {counted(spec.consumers, 'consumer')} per SM"
     )
 
 
@@ -322,7 +321,7 @@ def instruction(plan: Plan) -> str | None:
         return None
     return (
         f"mma {plan.spec.mma} needs {plan.instruction_registers} registers per thread at launch; the limit is "
-        f"{plan.launch_registers} with {common.counted(plan.spec.ctas_per_sm, 'CTA')} of {plan.threads} threads per SM"
+        f"{plan.launch_registers} with {counted(plan.spec.ctas_per_sm, 'CTA')} of {plan.threads} threads per SM"
     )
 
 
