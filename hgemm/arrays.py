@@ -12,6 +12,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from hgemm.device import ordinal_of
@@ -219,7 +220,7 @@ class ArrayAdapter:
         the array's library, 0 for the default stream. `empty` makes an array on the same device, of the same type or of the type
         with this name; it is None if only the caller can make one. `allocate` takes memory for a workspace from the array's
         library. `transpose` returns a matrix with its axes swapped, `reshape` a contiguous array with another shape.
-        Neither copies.
+        Neither copies. `is_contiguous` tells whether an array is C-contiguous; the text is its name in errors.
     """
 
     read: Callable[[Any], Signature]
@@ -229,6 +230,7 @@ class ArrayAdapter:
     allocate: Allocate = allocate_on
     transpose: Callable[[Any], Any] = lambda array: ArrayView.transposed(array)
     reshape: Callable[[Any, Shape], Any] = lambda array, shape: ArrayView.reshaped(array, shape)
+    is_contiguous: Callable[[Any, str], bool] = lambda array, name: view(array, name).contiguous
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,20 @@ def _packages(kind: type) -> Iterator[str]:
 def shape_of(array: Any, name: str) -> Shape:
     """Return the shape of an array. Raises ProblemError with the operand's name if it is none."""
     return tuple(array.shape) if hasattr(array, "shape") else ARRAY_ADAPTERS[type(array)].view(array, name).shape
+
+
+def joined_rows(array: Any, name: str) -> Any:
+    """Return an array with 2 axes, or 3, which products take. Further axes are joined, without a copy.
+
+    Raises: ProblemError if they cannot be joined.
+    """
+    shape = shape_of(array, name)
+    if len(shape) in (2, 3):
+        return array
+    adapter = ARRAY_ADAPTERS[type(array)]
+    if not shape or not adapter.is_contiguous(array, name):
+        raise ProblemError(f"{name} {shape} is not contiguous: copy it")
+    return adapter.reshape(array, (prod(shape[:-1]), shape[-1]))
 
 
 _DTYPES = {"": "", "f16": "float16", "bf16": "bfloat16", "f32": "float32"}
@@ -342,6 +358,7 @@ def _torch() -> ArrayAdapter:
         allocate,
         lambda tensor: tensor.t(),
         lambda tensor, shape: tensor.view(shape),
+        lambda tensor, name: tensor.is_contiguous(),
     )
 
 
@@ -393,6 +410,7 @@ def _numpy() -> ArrayAdapter:
         empty=lambda array, shape, dtype: numpy.empty(shape, dtype or array.dtype),
         transpose=lambda array: array.T,
         reshape=lambda array, shape: array.reshape(shape),
+        is_contiguous=lambda array, name: array.flags.c_contiguous,
     )
 
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import cache
-from math import prod
 from typing import Any
 
-from hgemm.arrays import ARRAY_ADAPTERS, new_array, shape_of
-from hgemm.errors import ProblemError
 from hgemm.growth import can_build
 from hgemm.library import Library, open_library
 
@@ -77,30 +74,14 @@ def linear(
 ) -> Any:
     """Return activation(x weight^T + bias), computed with the default library. `weight` is not copied.
 
+    The arguments are those of Library.linear.
+
     Shapes: x (..., k), weight (n, k), bias (n,), result and out (..., n).
     Raises: as matmul.
     """
     if out is None and stream is None and not precision and _is_torch(x):
         return _of_torch().linear(x, weight, bias, activation or "none", batch_invariant)
-    shape = shape_of(weight, "weight")
-    if len(shape) != 2:
-        raise ProblemError(f"weight is {shape}: pass (n, k)")
-    out = new_array(x, (*shape_of(x, "x")[:-1], shape[0])) if out is None else out
-    columns = ARRAY_ADAPTERS[type(weight)].transpose(weight)
-    options = {"stream": stream, "precision": precision, "batch_invariant": batch_invariant}
-    library().matmul(_rows(x, "x"), columns, _rows(out, "out"), bias, activation, **options)
-    return out
-
-
-def _rows(array: Any, name: str) -> Any:
-    """Return an array with 2 axes, or 3, which products take. Further axes are joined."""
-    if len(shape_of(array, name)) in (2, 3):
-        return array
-    adapter = ARRAY_ADAPTERS[type(array)]
-    found = adapter.view(array, name)
-    if not found.shape or not found.contiguous:
-        raise ProblemError(f"{name} {found.shape} with strides {found.strides} is not contiguous: copy it")
-    return adapter.reshape(array, (prod(found.shape[:-1]), found.shape[-1]))
+    return library().linear(x, weight, bias, activation, out, stream, precision, batch_invariant)
 
 
 def _is_torch(array: Any) -> bool:

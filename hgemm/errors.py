@@ -45,7 +45,7 @@ class HostArrayError(ProblemError):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"{name} is in the CPU's memory, and kernels read a GPU's: copy it there, as with tensor.cuda() or "
-            "cupy.asarray(array). On a machine without a GPU, `hgemm.matmul` and `library.matmul` run kernels on the CPU"
+            "cupy.asarray(array). On a machine without a GPU, `hgemm.matmul` and `hgemm.linear` run kernels on the CPU"
         )
 
 

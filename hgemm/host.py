@@ -64,7 +64,13 @@ def _as_numpy(array: Any) -> Any:
     if torch is None or not isinstance(array, torch.Tensor) or array.device.type != "cpu":
         return array
     if array.dtype is torch.bfloat16:
-        raise ProblemError("NumPy has no bf16, so that a product on the CPU is not possible: pass f16 or f32")
+        try:
+            import ml_dtypes  # it adds bf16 to NumPy
+        except ModuleNotFoundError:
+            raise ProblemError(
+                "a product of bf16 tensors on the CPU needs ml_dtypes: run `pip install ml_dtypes`, or pass f16"
+            ) from None
+        return array.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return array.detach().numpy()
 
 

@@ -347,11 +347,7 @@ def _sizes(traits: LaunchTraits, views: Mapping[str, View]) -> tuple[int, int, i
         "C": (m, n),
         "bias": (m,) if column else (n,),
     }
-    batch = max(
-        view.shape[0] if len(view.shape) > len(expected[name]) else 1
-        for name, view in views.items()
-        if name in expected
-    )
+    batch = max(views[name].shape[0] if len(views[name].shape) == 3 else 1 for name in "ABD")
     wrong = []
     for name, shape in expected.items():
         legal = [shape, (batch, *shape)] + ([(1, *shape)] if name != "D" else [])
@@ -359,6 +355,8 @@ def _sizes(traits: LaunchTraits, views: Mapping[str, View]) -> tuple[int, int, i
             views[name].shape not in legal or (name == "D" and batch > 1 and views[name].shape == shape)
         ):
             wrong.append(f"{name} is {views[name].shape}, not {(batch, *shape) if batch > 1 else shape}")
+            if name == "bias" and views[name].shape == (m, 1) and m != n:
+                wrong[-1] += f", or ({m},) for one value per row"
     if wrong:
         raise ProblemError(f"{traits.symbol}: {'; '.join(wrong)}, for A {views['A'].shape} and B {views['B'].shape}")
     return m, n, k, batch

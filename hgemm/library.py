@@ -19,6 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from hgemm.arrays import ARRAY_ADAPTERS, joined_rows, new_array, shape_of
 from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
 from hgemm.dispatch_table import DispatchTable
 from hgemm.epilogue import OF_PROBLEM
@@ -30,7 +31,16 @@ from hgemm.locations import default_library, existing_library, library_suffix, m
 from hgemm.measured import read_sessions
 from hgemm.model.kernel import by_wgmma
 from hgemm.problem import Kind, Problem, unknown_kind_word
-from hgemm.products import LaunchCache, MatmulOptions, MatmulPlan, empty_product, launcher_of, make_plan
+from hgemm.products import (
+    LaunchCache,
+    MatmulOptions,
+    MatmulPlan,
+    check_linear,
+    check_same_types,
+    empty_product,
+    launcher_of,
+    make_plan,
+)
 from hgemm.record import CUBIN_NAME, MAX_RECORD_BYTES, PTX_NAME, RECORD_NAME, Record
 from hgemm.selection import Choice, FallbackWatch, Selector
 from hgemm.selection_query import SelectionQuery, Target
@@ -475,6 +485,34 @@ class Library:
         except HostArrayError:
             self._multiply_on_host((a, b, out, bias, c, workspace), MatmulOptions(*options), {})
             return out
+
+    def linear(
+        self,
+        x: Any,
+        weight: Any,
+        bias: Any = None,
+        activation: str | None = None,
+        out: Any = None,
+        stream: Any = None,
+        precision: str = "",
+        batch_invariant: bool = False,
+    ) -> Any:
+        """Launch out = activation(x weight^T + bias) and return `out` without waiting. `weight` is not copied.
+
+        The other arguments are those of `matmul`.
+
+        Shapes: x (..., k), weight (n, k), bias (n,), out (..., n).
+        Raises: as matmul.
+        """
+        shape = check_linear(x, weight, bias)
+        check_same_types(x=x, weight=weight, bias=bias if out is None else None)
+        out = new_array(x, shape) if out is None else out
+        if (given := shape_of(out, "out")) != shape:
+            raise ProblemError(f"out is {given}, not {shape}")
+        options = {"stream": stream, "precision": precision, "batch_invariant": batch_invariant}
+        columns = ARRAY_ADAPTERS[type(weight)].transpose(weight)
+        self.matmul(joined_rows(x, "x"), columns, joined_rows(out, "out"), bias, activation, **options)
+        return out
 
     def _matmul_expression(
         self,

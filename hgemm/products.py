@@ -439,6 +439,33 @@ def empty_product(a: Any, b: Any, epilogue: Epilogue | None = None) -> Any:
     return (d, *(new_array(a, shapes[one.kind], one.of("")) for one in epilogue.outputs))
 
 
+def check_linear(x: Any, weight: Any, bias: Any = None) -> tuple[int, ...]:
+    """Return the shape of x weight^T + bias. Raises ProblemError if the shapes do not form a linear layer."""
+    rows, shape = shape_of(x, "x"), shape_of(weight, "weight")
+    if len(shape) != 2:
+        raise ProblemError(f"weight is {shape}: pass (n, k)")
+    if not rows:
+        raise ProblemError("x has no axes: pass (..., k)")
+    n, k = shape
+    if rows[-1] != k:
+        transposed = ": pass the transpose of weight" if rows[-1] == n else ""
+        raise ProblemError(
+            f"x is {rows} and weight {shape}: the last axis of both is k, {rows[-1]} and {k} here{transposed}"
+        )
+    if bias is not None and shape_of(bias, "bias")[-1:] != (n,):
+        raise ProblemError(f"bias is {shape_of(bias, 'bias')}, not ({n},), for weight {shape}")
+    return (*rows[:-1], n)
+
+
+def check_same_types(**arrays: Any) -> None:
+    """Raise ProblemError if arrays of one library have different types, with their names. None stands for no array."""
+    (first, one), *others = ((name, array) for name, array in arrays.items() if array is not None)
+    for name, other in others:
+        if type(other) is type(one) and getattr(other, "dtype", None) != getattr(one, "dtype", None):
+            types = f"{first} is {one.dtype} and {name} {other.dtype}"
+            raise ProblemError(f"{types}: convert one of them to the type of the other")
+
+
 def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterator[Kind]:
     """Yield the kinds that describe these arrays. There are several if an axis has one element: it fits two layouts.
 
@@ -450,7 +477,9 @@ def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterato
         raise ProblemError(f"precision {options.precision!a} is unknown: use tf32, for f32 arrays")
     for name in "ABD":
         if views[name].dtype not in OUTPUTS:
-            raise ProblemError(f"{name} is {views[name].dtype}: use {', '.join(OUTPUTS)}")
+            usable = "f16, bf16 or f32" if name == "D" else "f16 or bf16, or f32 with precision='tf32'"
+            ml_dtypes = " (bf16 in NumPy is ml_dtypes.bfloat16)" if views[name].dtype == "u16" else ""
+            raise ProblemError(f"{name} is {views[name].dtype}: use {usable}{ml_dtypes}")
         if len(views[name].shape) not in (2, 3):
             raise ProblemError(f"{name} has {len(views[name].shape)} axes: pass 2, or 3 with a batch")
     a_words, b_words = _contiguous(views["A"], "A", "tn"), _contiguous(views["B"], "B", "tn")

@@ -61,7 +61,17 @@ def test_linear_rejects_bad_arguments_in_one_line() -> None:
     with pytest.raises(ProblemError, match=r"weight is \(64,\): pass \(n, k\)"):
         hgemm.linear(Cuda(x), Cuda(w[0]))
     with pytest.raises(ProblemError, match="x .* is not contiguous: copy it"):
-        hgemm.linear(Cuda(x[..., ::2]), Cuda(w), out=Cuda(x))
+        hgemm.linear(Cuda(numbers(2, 3, 5, 128)[..., ::2]), Cuda(w), out=Cuda(numbers(2, 3, 5, 48)))
+    with pytest.raises(ProblemError, match=r"x is \(2, 3, 5, 64\) and weight \(48, 32\): .* 64 and 32 here$"):
+        hgemm.linear(Cuda(x), Cuda(w[:, :32]))
+    with pytest.raises(ProblemError, match="64 and 48 here: pass the transpose of weight"):
+        hgemm.linear(Cuda(x), Cuda(w.T))
+    with pytest.raises(ProblemError, match=r"bias is \(30,\), not \(48,\)"):
+        hgemm.linear(Cuda(x), Cuda(w), Cuda(numbers(30)))
+    with pytest.raises(ProblemError, match=r"out is \(30, 48\), not \(2, 3, 5, 48\)"):
+        hgemm.linear(Cuda(x), Cuda(w), out=Cuda(numbers(30, 48)))
+    with pytest.raises(ProblemError, match="x is a list"):
+        hgemm.linear([1.0], [1.0])
     with pytest.raises(ProblemError, match="out is missing, and a new Cuda cannot be made: pass out"):
         hgemm.linear(Cuda(x), Cuda(w))
 

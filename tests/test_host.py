@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -140,8 +141,43 @@ def test_cpu_tensors_are_computed_like_arrays(library: hgemm.Library, on_cpu: No
     assert isinstance(y, torch.Tensor) and torch.equal(y.double(), (x.double() @ w.double().t()).half().double())
     found = library.matmul(x.reshape(4, 10, 56), w.t().expand(4, -1, -1))
     assert torch.equal(found.reshape(40, 72), y)
-    with pytest.raises(ProblemError, match="NumPy has no bf16"):
-        library.matmul(x.bfloat16(), w.t().bfloat16())
+    layers = library.linear(x.reshape(2, 2, 10, 56), w)
+    assert isinstance(layers, torch.Tensor) and torch.equal(layers.reshape(40, 72), y)
+
+
+def test_cpu_tensors_of_bf16_need_ml_dtypes(
+    library: hgemm.Library, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    x, w = torch.from_numpy(draw(40, 56)).bfloat16(), torch.from_numpy(draw(72, 56)).bfloat16()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "ml_dtypes", None)
+        with pytest.raises(ProblemError, match="pip install ml_dtypes"):
+            library.matmul(x, w.t())
+    pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed: pip install ml_dtypes")
+    with pytest.raises(UnsupportedError, match="bf16"):  # the library has kernels for f16 only
+        library.matmul(x, w.t())
+
+
+@pytest.mark.parametrize("axes", [(), (5,), (2, 20), (2, 3, 7)])
+def test_a_linear_layer_takes_any_leading_axes(library: hgemm.Library, on_cpu: None, axes: tuple[int, ...]) -> None:
+    x, w, out = draw(*axes, 56), draw(72, 56), np.zeros((*axes, 72), np.float16)
+    expected = (x.astype(float) @ w.T.astype(float)).astype(np.float16)
+    y = library.linear(x, w)
+    assert isinstance(y, np.ndarray) and np.array_equal(y, expected)
+    assert library.linear(x, w, out=out) is out and np.array_equal(out, expected)
+
+
+def test_linear_names_its_own_operands(library: hgemm.Library) -> None:
+    x, w = draw(2, 3, 5, 56), draw(72, 56)
+    with pytest.raises(ProblemError, match="x .* is not contiguous: copy it"):
+        library.linear(x[..., ::2], w[:, :28])
+    with pytest.raises(ProblemError, match="out .* is not contiguous: copy it"):
+        library.linear(x, w, out=np.zeros((2, 3, 5, 144), np.float16)[..., ::2])
+    with pytest.raises(ProblemError, match="x is float16 and weight float32: convert one"):
+        library.linear(x, w.astype("f4"))
+    with pytest.raises(ProblemError, match="x is float16 and bias float32: convert one"):
+        library.linear(x, w, np.zeros(72, np.float32))
 
 
 def test_foreign_kernels_are_not_run(library: hgemm.Library, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

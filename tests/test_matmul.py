@@ -476,7 +476,7 @@ A, W, OUT = np.zeros((40, 64), "f2"), np.zeros((48, 64), "f2"), np.zeros((40, 48
         ((A, W.T.astype("f4"), OUT), {}, "A is f16 and B f32: convert one"),
         ((A, W.T, OUT[:, :40]), {}, r"D is \(40, 40\), not \(40, 48\), for A \(40, 64\) and B \(64, 48\)"),
         ((A, W.T, OUT), {"activation": "tanh"}, "activation 'tanh' is unknown: use none, relu, "),
-        ((A.astype("f8"), W.T, OUT), {}, "A is f64: use f16, bf16, f32"),
+        ((A.astype("f8"), W.T, OUT), {}, "A is f64: use f16 or bf16, or f32 with precision='tf32'"),
         ((A[0], W.T, OUT), {}, "A has 1 axes"),
         (
             (A, np.zeros((128, 96), "f2").T[::2, ::2], OUT),
@@ -487,6 +487,13 @@ A, W, OUT = np.zeros((40, 64), "f2"), np.zeros((48, 64), "f2"), np.zeros((40, 48
         ((A, W.T, OUT), {"beta": 1.0}, "beta is 1.0, but there is no C: pass c, which may be out itself"),
         ((A, W.T, OUT), {"alpha": 1e39}, "alpha 1e[+]39 overflows f32"),
         ((A, W.T, OUT), {"bias": np.zeros(7, "f2")}, r"bias is \(7,\), not \(48,\)"),
+        (
+            (A, W.T, OUT),
+            {"bias": np.zeros((40, 1), "f2")},
+            r"bias is \(40, 1\), not \(48,\), or \(40,\) for one value per row",
+        ),
+        ((A, W.T, OUT), {"bias": np.zeros((3, 48), "f2")}, r": bias is \(3, 48\), not \(48,\), for A"),
+        ((A.astype("u2"), W.T, OUT), {}, "A is u16: use .* ml_dtypes.bfloat16"),
         ((A, W.T, OUT), {"stream": "fast"}, "stream is a str"),
         ((A, W.T, None), {}, "out is missing.* Cuda .*: pass out"),
     ],

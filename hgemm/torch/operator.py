@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hgemm.errors import DeviceError, LibraryError, ProblemError, unknown_word
 from hgemm.library import Library, open_library
 from hgemm.problem import ACTIVATIONS
+from hgemm.products import check_linear
 from hgemm.torch import native
 
 SCHEMA = (
@@ -122,10 +123,12 @@ def linear(
     batch_invariant: bool = False,
 ) -> Tensor:
     """Return activation(x weight^T + bias). Shapes: x (..., k), weight (n, k), bias (n,), result (..., n)."""
-    if _native is not None and not torch.compiler.is_compiling():
-        found = _native.linear(x, weight, bias, activation, batch_invariant)
-        if found is not NotImplemented:
-            return found
+    if not torch.compiler.is_compiling():
+        if _native is not None:
+            found = _native.linear(x, weight, bias, activation, batch_invariant)
+            if found is not NotImplemented:
+                return found
+        check_linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
     d = matmul(rows, weight.t(), bias, activation=activation, batch_invariant=batch_invariant)
     return d.reshape(*x.shape[:-1], weight.shape[0])
