@@ -283,6 +283,15 @@ def test_pack_stays_within_its_loss(loss: float, chooser: PackChooser) -> None:
     assert choice.mean_loss <= choice.worst_loss
 
 
+def test_an_architecture_without_cp_async_has_small_tiles_without_splits() -> None:
+    chooser = PackChooser([Layer("a", 4096, 4096)], "f16", "sm_75", (1, 16))
+    specs = [one.plan.spec for one in chooser.candidates]
+    assert {str(spec.cta_tile) for spec in specs if spec.schedule.kind == "one_tile"} >= {"16x64x64", "32x64x64"}
+    without = [at for at, one in enumerate(chooser.problems) if one.query.workspace_bytes == 0]
+    assert {specs[at].cta_tile.m for at in chooser.clocks[without].argmin(axis=1)} == {16}
+    assert all(one.plan.spec.copy == "cp_async" for one in PackChooser([Layer("a", 64, 64)], "f16", "sm_80").candidates)
+
+
 def test_a_larger_loss_needs_fewer_kernels(chooser: PackChooser) -> None:
     counts = [len(chooser.choose(loss).plans) for loss in (0.0, 0.05, 0.2, 1.0)]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]

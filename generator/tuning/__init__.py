@@ -89,7 +89,9 @@ def _tables(kind: Kind, aligns: tuple[int, int, int], arch: str, wide: bool) -> 
     if ARCHS[arch].has_wgmma:
         return [FOLDER / "wgmma.toml", *([FOLDER / "wgmma_wide.toml"] if wide else [])]
     narrow = min(aligns[0] * DTYPES[kind.dtype_a].bytes, aligns[1] * DTYPES[kind.dtype_b].bytes) < ASYNC_BYTES
-    return [FOLDER / ("unaligned.toml" if narrow else "mma_sync.toml")]
+    if narrow:
+        return [FOLDER / "unaligned.toml"]
+    return [FOLDER / "mma_sync.toml", *([] if ARCHS[arch].has_cp_async else [FOLDER / "two_stages.toml"])]
 
 
 @cache
