@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -205,9 +206,10 @@ def table_h(table: DispatchTable, version: str, flags: int = 0, epilogues: int =
         "ALWAYS_FLAGS": flags,
     }
     lines = [f"#define HGEMM_{name} {size}" for name, size in sizes.items()]
+    lines += [f"#define HGEMM_{enum.name.upper()}_WORDS {', '.join(map(json.dumps, enum.words))}" for enum in ENUMS]
     return "\n".join(
         [
-            "/* Written by the HGEMM generator: the sizes of table.c. */",
+            "/* Written by the HGEMM generator: the sizes of table.c, and the words of the enumerations for messages. */",
             "#ifndef HGEMM_TABLE_H",
             "#define HGEMM_TABLE_H",
             "",

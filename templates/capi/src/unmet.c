@@ -1,6 +1,7 @@
 /* The error message if no kernel supports a problem: which requirements are unmet, and by how many kernels.
  *
  * unmet_requirements() of the Python package hgemm writes the same message. */
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "internal.h"
@@ -91,6 +92,29 @@ static void list(Unmet *all, hgemm_target const *target, hgemm_query const *q, c
   }
 }
 
+/* Describes a kind as Python does, such as "tn f16->f16 acc f32 bias row silu". */
+static void describe_kind(uint64_t kind, char text[ITEM_BYTES]) {
+  static char const *const layouts[] = {HGEMM_LAYOUT_WORDS};
+  static char const *const dtypes[] = {HGEMM_DTYPE_WORDS};
+  static char const *const accs[] = {HGEMM_ACC_WORDS};
+  static char const *const biases[] = {HGEMM_BIAS_WORDS};
+  static char const *const activations[] = {HGEMM_ACTIVATION_WORDS};
+  uint32_t const a = kind >> 4 & 15, b = kind >> 8 & 15, bias = kind >> 20 & 15, activation = kind >> 24 & 15;
+  char epilogue[32] = "";
+  if ((kind & HGEMM_KIND_HAS_EPILOGUE) != 0) snprintf(epilogue, sizeof epilogue, " epilogue %08" PRIx32, (uint32_t)(kind >> 28));
+  snprintf(text, ITEM_BYTES, "%s %s%s%s->%s acc %s%s%s%s%s%s%s", layouts[kind & 15], dtypes[a], a != b ? "*" : "",
+           a != b ? dtypes[b] : "", dtypes[kind >> 12 & 15], accs[kind >> 16 & 15], bias != 0 ? " bias " : "",
+           bias != 0 ? biases[bias] : "", activation != 0 ? " " : "", activation != 0 ? activations[activation] : "", epilogue,
+           (kind & HGEMM_KIND_HAS_POINTER_ARRAYS) != 0 ? " pointer arrays" : "");
+}
+
+/* Tells how to get a kernel of a kind that the library lacks. */
+static char const *fix_of(uint64_t kind) {
+  if ((kind & HGEMM_KIND_HAS_POINTER_ARRAYS) != 0) return "generate one with --pointer-arrays on";
+  if ((kind & HGEMM_KIND_HAS_EPILOGUE) != 0) return "generate one with --epilogue for this GPU";
+  return "hgemm_list lists the kernels; `hgemm cover --add` builds more";
+}
+
 hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *q) {
   int const invariant = (q->flags & HGEMM_BATCH_INVARIANT) != 0 && q->k > 0;
   hgemm_order order;
@@ -101,9 +125,10 @@ hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *q) 
     return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel of this library runs on sm_%lu", (unsigned long)target->number);
   }
   if (all.rows == 0) {
-    return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu has this layout, types, bias, activation and epilogue%s",
-                      (unsigned long)target->number,
-                      (q->kind & HGEMM_KIND_HAS_POINTER_ARRAYS) != 0 ? " and takes pointer arrays: generate one with --pointer-arrays on" : "");
+    char kind[ITEM_BYTES];
+    describe_kind(q->kind, kind);
+    return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu computes %s: %s", (unsigned long)target->number, kind,
+                      fix_of(q->kind));
   }
   if (invariant && !ordered) {
     return hgemm_fail(HGEMM_ERROR_NO_KERNEL,
