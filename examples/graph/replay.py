@@ -4,6 +4,7 @@
 
 LIBRARY is the folder of a library; the default is that of `hgemm.open()`.
 A plan loads its kernel when it is created, and a launch neither allocates nor waits. So the first call can be captured.
+Exit status: 0 the results are correct, 1 something failed, 77 this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 import hgemm
 from hgemm.device import open_device
 
+NO_GPU = 77
 ROWS, WIDTH, LAYERS, REPEATS = 64, 1024, 32, 50
 
 
@@ -56,6 +58,10 @@ def run(folder: str | None) -> int:
 def main(arguments: list[str]) -> int:
     try:
         open_device()
+    except hgemm.HgemmError as error:
+        print(error, file=sys.stderr)
+        return NO_GPU
+    try:
         return run(arguments[0] if arguments else None)
     except ModuleNotFoundError as error:
         print(f"{error.name} is not installed: pip install {error.name}", file=sys.stderr)

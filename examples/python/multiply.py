@@ -4,6 +4,7 @@
 
 LIBRARY is the folder of a library; the default is that of `hgemm.open()`. A package that is not
 installed is skipped.
+Exit status: 0 the results are correct, 1 something failed, 77 this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import hgemm
 from hgemm.device import open_device
 
+NO_GPU = 77
 M, N, K = 512, 2048, 1024
 
 
@@ -53,6 +55,10 @@ def main(arguments: list[str]) -> int:
     found = []
     try:
         open_device()
+    except hgemm.HgemmError as error:
+        print(error, file=sys.stderr)
+        return NO_GPU
+    try:
         library = hgemm.open(folder)
         for run in (with_cupy, with_torch):
             try:

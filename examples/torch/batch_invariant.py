@@ -8,7 +8,7 @@ Needs torch and transformers. The model has the sizes of Llama 3 8B and random w
     logits:  one sequence of 32 tokens is computed in batches of 1 to 64 sequences, at another place in each batch.
     decode:  each linear layer computes 64 rows at once, as for a prompt, and one by one, as for new tokens.
 
-Exit status: 0 all logits and rows of the patched model have the same bits, 1 some do not, or this machine has no GPU.
+Exit status: 0 all logits and rows of the patched model have the same bits, 1 some do not, 77 this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import hgemm
 from hgemm.device import open_device
 
+NO_GPU = 77
 TOKENS, MAX_BATCH, PROMPT = 32, 64, 64
 
 
@@ -85,6 +86,10 @@ def main(arguments: list[str]) -> int:
     folder = arguments[0] if arguments else "-"
     try:
         open_device()
+    except hgemm.HgemmError as error:
+        print(error, file=sys.stderr)
+        return NO_GPU
+    try:
         return run("" if folder == "-" else folder, int(arguments[1]) if len(arguments) > 1 else 2)
     except ModuleNotFoundError as error:
         print(f"{error.name} is not installed: pip install {error.name}", file=sys.stderr)

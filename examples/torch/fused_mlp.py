@@ -4,7 +4,7 @@
 
 The first launch computes both products of SwiGLU, whose weights are packed once. The second one adds the residual. LIBRARY
 is build/fused_mlp by default; kernels that it lacks are built. Results and gradients are compared with float64. Needs torch.
-Exit status: 0 all agree, 1 some differ, or this machine has no GPU.
+Exit status: 0 all agree, 1 some differ, 77 this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import hgemm
 from hgemm.device import open_device
 from hgemm.epilogue_language import Matrix, silu
 
+NO_GPU = 77
 HIDDEN, INTERMEDIATE = 4096, 14336
 """The sizes of Llama 3 8B."""
 ROUNDS, CALLS = 11, 10
@@ -195,6 +196,10 @@ def main() -> int:
     args = parser.parse_args()
     try:
         open_device()
+    except hgemm.HgemmError as error:
+        print(error, file=sys.stderr)
+        return NO_GPU
+    try:
         return run(args)
     except ModuleNotFoundError as error:
         print(f"{error.name} is not installed: pip install {error.name}", file=sys.stderr)

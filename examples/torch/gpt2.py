@@ -4,7 +4,7 @@
 
 Without LIBRARY, or with -, the default library is used, and kernels that it lacks are built once. TOKENS is 512 by default.
 Needs torch and transformers.
-Exit status: 0 the results agree, 1 they differ, or this machine has no GPU.
+Exit status: 0 the results agree, 1 they differ, 77 this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import hgemm
 from hgemm.device import open_device
 
+NO_GPU = 77
 ROUNDS, CALLS = 15, 10
 
 
@@ -63,6 +64,10 @@ def main(arguments: list[str]) -> int:
     folder = arguments[0] if arguments else "-"
     try:
         open_device()
+    except hgemm.HgemmError as error:
+        print(error, file=sys.stderr)
+        return NO_GPU
+    try:
         return run("" if folder == "-" else folder, int(arguments[1]) if len(arguments) > 1 else 512)
     except ModuleNotFoundError as error:
         print(f"{error.name} is not installed: pip install {error.name}", file=sys.stderr)

@@ -5,7 +5,7 @@
 LIBRARY is the folder of a library; the default is that of `hgemm.open()`. TOKENS is 2048 by default.
 The library needs kernels for f16 and layout tn. The gate layer uses a kernel with SiLU, if the library has one
 (generate --activation silu ...).
-Exit status: 0 the results agree, 1 they differ, or this machine has no GPU.
+Exit status: 0 the results agree, 1 they differ, 77 this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import hgemm
 from hgemm.device import open_device
 
+NO_GPU = 77
 HIDDEN, INTERMEDIATE = 4096, 14336
 """The sizes of Llama 3 8B."""
 ROUNDS, CALLS = 15, 10
@@ -85,6 +86,10 @@ def main(arguments: list[str]) -> int:
     folder = arguments[0] if arguments else None
     try:
         open_device()
+    except hgemm.HgemmError as error:
+        print(error, file=sys.stderr)
+        return NO_GPU
+    try:
         return run(folder, int(arguments[1]) if len(arguments) > 1 else 2048)
     except ModuleNotFoundError as error:
         print(f"{error.name} is not installed: pip install {error.name}", file=sys.stderr)
