@@ -200,7 +200,7 @@ _FIRST_IN_PYTHON = (
 )
 """The order of functions and classes on the page of the Python API. The others follow."""
 _PYTHON_MEMBERS = {
-    "Library": ("matmul", "plan", "kernel", "select", "symbols", "records", "refresh"),
+    "Library": ("matmul", "linear", "plan", "kernel", "select", "symbols", "records", "refresh"),
     "Kernel": ("__call__", "symbol", "launch", "bind", "prepare", "workspace_bytes"),
     "Problem": (),
     "Kind": (),

@@ -76,6 +76,16 @@ def test_linear_is_exact_for_any_number_of_axes(launching: NativeDriver) -> None
     assert torch.allclose(y.float(), whole(3, 64).float() @ layer.weight.float().t(), atol=0.1)
 
 
+def test_a_batch_may_repeat_one_weight(launching: NativeDriver) -> None:
+    x, weight = whole(3, 40, 64), whole(48, 64)
+    expected = exact(x, weight.t())
+    for b in (weight.t().expand(3, -1, -1), weight.t()[None]):
+        for call in (hgemm_torch.matmul, torch.ops.hgemm.matmul):
+            assert (call(x, b).double() == expected).all()
+    with pytest.raises(ProblemError, match=r"B is \(2, 64, 48\), not \(3, 64, 48\)"):
+        hgemm_torch.matmul(x, weight.t().expand(2, -1, -1))
+
+
 def test_second_call_of_a_geometry_does_not_enter_python(launching: NativeDriver, monkeypatch) -> None:
     x, weight = whole(40, 64), whole(48, 64)
     hgemm_torch.linear(x, weight)
