@@ -583,7 +583,7 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
         states=states,
         protocol=protocol,
         baseline=BASELINES[options["baseline"]],
-        budget_s=options["budget"] or float("inf"),
+        budget_s=float("inf") if options["budget"] is None else options["budget"],
         seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],
         keep=options["keep"],
         resume=options["resume"],
