@@ -19,7 +19,7 @@ PULL, LEAST_WEIGHT = 15.0, 15.0
 """A leaf's mean is that of its launches and of PULL launches without an error. A leaf has launches of LEAST_WEIGHT at least."""
 LOSS_PART, CHOICE_SPREAD, LARGEST_LOSS = 0.3, 0.015, 0.4
 """Weight of the expected loss beside that of squared errors; a launch whose estimate is lower by this part is chosen e times as
-often; larger losses count as this one. Source: cross-validation."""
+often; larger losses count as this one. Source: cross-validation; docs/performance-notes.md, "Selection and tuning"."""
 
 
 @dataclass(frozen=True)

@@ -189,10 +189,7 @@ def dtype_of(typestr: str, size_bytes: int, name: str) -> str:
         raise ProblemError(
             f"{name} is big-endian ({typestr}): convert it with array.astype(array.dtype.newbyteorder('='))"
         )
-    if (kind, size_bytes) == (
-        "V",
-        2,
-    ):  # NumPy has no bf16: the type of ml_dtypes, which CuPy uses, is void of two bytes
+    if (kind, size_bytes) == ("V", 2):  # bf16 of ml_dtypes, which CuPy uses: NumPy has none
         return "bf16"
     return f"{'bool' if kind == 'b' else kind}{8 * size_bytes}"
 
