@@ -1718,7 +1718,7 @@ EXPRESSIONS = (
         ("race", "numbers", "poison"),
     ),
     Fault(
-        "rows reduced without the last panel",
+        "rows reduced without the last segment",
         At("Reduction::reduce_along", "int at = 0").replace("int at = 1"),
         RESULTS_90,
         SEVERAL_TILES,
@@ -1746,8 +1746,8 @@ EXPRESSIONS = (
         ("race",),
     ),
     Fault(
-        "columns reduced with the panels of a tile for those of the next",
-        At("Reduction::finish_columns", "int64_t(stride) * panels").replace("int64_t(stride)"),
+        "columns reduced with the segments of a tile for those of the next",
+        At("Reduction::finish_columns", "int64_t(stride) * segments").replace("int64_t(stride)"),
         COLUMNS_90,
         "130x150x40",
         ("race", NUMBERS),
@@ -2482,7 +2482,7 @@ OTHERS = (
         {**_FEW_ROWS, "epilogue": _PAIR},
     ),
     _other(
-        "a gated pair's panel by the columns of D",
+        "a gated pair's segment by the columns of D",
         At("store_partials", "column_first * gated_parts / Policy::warp_n").replace("column_first / Policy::warp_n"),
         {**RESULTS, "epilogue": "y = silu(gate) * up; (y, row_sum(y))"},
     ),
@@ -2498,12 +2498,12 @@ OTHERS = (
         {**AUDIT_80, "activation": "relu"},
     ),
     _other(
-        "partial results of the first eight panels of a row",
+        "partial results of the first eight segments of a row",
         At("reduce_along", "at < count").replace("at < in_flight && at < count"),
         RESULTS,
     ),
     _other(
-        "partial results of the first eight panels of a column",
+        "partial results of the first eight segments of a column",
         At("reduce_along", "at < count").replace("at < in_flight && at < count"),
         COLUMNS_90,
     ),

@@ -8,37 +8,38 @@
 
 namespace hgemm {
 
-// Workspace: the counters, of which each row of CTA tiles takes one, then each column; then a float for each reduction of rows, batch,
-// panel and row of D, as (reductions, batch, panels, m); then one for each reduction of columns, as (reductions, batch, panels,
-// columns of D). A panel of rows is PANEL columns of B, and one of columns is 16 rows.
-template <class Policy, int PANEL>
+// Workspace: the counters, of which each row of CTA tiles takes one, then each column; then a float for each reduction of rows,
+// batch, segment and row of D, as (reductions, batch, segments of a row, m); then one for each reduction of columns, as
+// (reductions, batch, segments of a column, columns of D). A segment of a row is SEGMENT_COLUMNS columns of B. A segment of a
+// column is 16 rows.
+template <class Policy, int SEGMENT_COLUMNS>
 struct ReductionPartials {
-  static constexpr int rows_of_panel = 16;
+  static constexpr int segment_rows = 16;
 
-  HGEMM_DEVICE static int panels(Problem const& problem) { return (problem.n + PANEL - 1) / PANEL; }
-  HGEMM_DEVICE static int row_panels(Problem const& problem) { return (problem.m + rows_of_panel - 1) / rows_of_panel; }
+  HGEMM_DEVICE static int segments_of_row(Problem const& problem) { return (problem.n + SEGMENT_COLUMNS - 1) / SEGMENT_COLUMNS; }
+  HGEMM_DEVICE static int segments_of_column(Problem const& problem) { return (problem.m + segment_rows - 1) / segment_rows; }
   HGEMM_DEVICE static float* first(Problem const& problem) {
     return reinterpret_cast<float*>(static_cast<char*>(problem.workspace) + workspace_counter_bytes);
   }
 
-  // The number of one reduction of rows, panel and row.
-  HGEMM_DEVICE static float* of_row(Problem const& problem, int slot, int batch, int panel, int row) {
-    return first(problem) + ((int64_t(slot) * problem.batch + batch) * panels(problem) + panel) * problem.m + row;
+  // The number of one reduction of rows, segment and row.
+  HGEMM_DEVICE static float* of_row(Problem const& problem, int slot, int batch, int segment, int row) {
+    return first(problem) + ((int64_t(slot) * problem.batch + batch) * segments_of_row(problem) + segment) * problem.m + row;
   }
 
-  // The number of one reduction of columns, panel and column. The slots of rows come first.
-  HGEMM_DEVICE static float* of_column(Problem const& problem, int slot, int batch, int panel, int column) {
-    int64_t const of_rows = int64_t(reductions_of<Policy>) * problem.batch * panels(problem) * problem.m;
+  // The number of one reduction of columns, segment and column. The slots of rows come first.
+  HGEMM_DEVICE static float* of_column(Problem const& problem, int slot, int batch, int segment, int column) {
+    int64_t const of_rows = int64_t(reductions_of<Policy>) * problem.batch * segments_of_row(problem) * problem.m;
     int64_t const matrix = int64_t(slot - reductions_of<Policy>) * problem.batch + batch;
-    return first(problem) + of_rows + (matrix * row_panels(problem) + panel) * columns_of_d<Policy>(problem) + column;
+    return first(problem) + of_rows + (matrix * segments_of_column(problem) + segment) * columns_of_d<Policy>(problem) + column;
   }
 };
 
 // Finishes the reductions of a tile, after all of its partial results are stored. `Threads` finish the tile together.
-template <class Policy, class Accumulators, class Threads, int PANEL>
+template <class Policy, class Accumulators, class Threads, int SEGMENT_COLUMNS>
 struct Reduction {
   using Expression = typename Policy::Expression;
-  using Partials = ReductionPartials<Policy, PANEL>;
+  using Partials = ReductionPartials<Policy, SEGMENT_COLUMNS>;
   using Counter = SplitK<Policy, Accumulators, Threads>;
 
   static constexpr int rows = reductions_of<Policy>, columns = column_reductions_of<Policy>;
@@ -65,7 +66,7 @@ struct Reduction {
       HGEMM_NO_UNROLL
       for (int row = m_first + Threads::index(); row < m_first + Policy::tile_m && row < problem.m; row += Threads::count) {
         float const* const from = Partials::of_row(problem, slot, batch, 0, row);
-        store(problem, batch, slot, row, reduce_along(slot, from, problem.m, Partials::panels(problem)));
+        store(problem, batch, slot, row, reduce_along(slot, from, problem.m, Partials::segments_of_row(problem)));
       }
     }
     if (Threads::index() == 0) atoms::st_global(counter, 0u);
@@ -73,18 +74,19 @@ struct Reduction {
 
   HGEMM_DEVICE static void finish_columns(Problem const& problem, int batch, int m_first, int n_first, uint32_t* counter,
                                           uint32_t tiles, uint32_t& is_last) {
-    constexpr int panels = Policy::tile_m / Partials::rows_of_panel;  // of a tile
+    constexpr int segments = Policy::tile_m / Partials::segment_rows;  // of a tile's column
     constexpr int gated_parts = accumulators_of<Policy>;
-    int const first = n_first / gated_parts + Threads::index(), all = Partials::row_panels(problem);
+    int const first = n_first / gated_parts + Threads::index(), all = Partials::segments_of_column(problem);
     int const stride = columns_of_d<Policy>(problem);
-    int const end = min(n_first / gated_parts + Policy::tile_n / gated_parts, stride), panel = m_first / Partials::rows_of_panel;
+    int const end = min(n_first / gated_parts + Policy::tile_n / gated_parts, stride);
+    int const segment = m_first / Partials::segment_rows;
     Threads::barrier();  // all warps have stored their numbers
     HGEMM_UNROLL
     for (int slot = rows; slot < rows + columns; ++slot) {
       HGEMM_NO_UNROLL
       for (int column = first; column < end; column += Threads::count) {
-        float* const of_tile = Partials::of_column(problem, slot, batch, panel, column);
-        atoms::st_global(of_tile, reduce_along(slot, of_tile, stride, min(panels, all - panel)));
+        float* const of_tile = Partials::of_column(problem, slot, batch, segment, column);
+        atoms::st_global(of_tile, reduce_along(slot, of_tile, stride, min(segments, all - segment)));
       }
     }
     if (!Counter::last_to_arrive(counter, tiles, is_last)) return;
@@ -93,7 +95,7 @@ struct Reduction {
       HGEMM_NO_UNROLL
       for (int column = first; column < end; column += Threads::count) {
         float const* const from = Partials::of_column(problem, slot, batch, 0, column);
-        store(problem, batch, slot, column, reduce_along(slot, from, int64_t(stride) * panels, int(tiles)));
+        store(problem, batch, slot, column, reduce_along(slot, from, int64_t(stride) * segments, int(tiles)));
       }
     }
     if (Threads::index() == 0) atoms::st_global(counter, 0u);

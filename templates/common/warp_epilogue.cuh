@@ -143,7 +143,7 @@ struct WarpEpilogue {
         float const sum = reduce_octet(kind, reduced(kind, partials[0].column[slot][e], partials[1].column[slot][e]));
         if (lane >= 4 || row >= problem.m || column + e >= columns()) continue;
         using Numbers = ReductionPartials<Policy, Policy::warp_n>;
-        atoms::st_global(Numbers::of_column(problem, behind_rows, batch, row / Numbers::rows_of_panel, column + e), sum);
+        atoms::st_global(Numbers::of_column(problem, behind_rows, batch, row / Numbers::segment_rows, column + e), sum);
       }
     }
   }
@@ -167,11 +167,11 @@ struct WarpEpilogue {
 
   // Stores what the warp has reduced of a row.
   HGEMM_DEVICE void store_partials(LanePartials<Policy> const& partials, int row) const {
-    int const panel = column_first * gated_parts / Policy::warp_n;
+    int const segment = column_first * gated_parts / Policy::warp_n;
     if (column_first >= columns()) return;
     HGEMM_UNROLL
     for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
-      atoms::st_global(ReductionPartials<Policy, Policy::warp_n>::of_row(problem, slot, batch, panel, row), partials.sum[slot]);
+      atoms::st_global(ReductionPartials<Policy, Policy::warp_n>::of_row(problem, slot, batch, segment, row), partials.sum[slot]);
     }
   }
 

@@ -597,8 +597,8 @@ struct AccumulatorPairs {
               bool const stores = at.pairs.thread % 32 / 4 == j % 8;
               if (!stores || row_first >= at.pairs.rows() || column >= at.pairs.columns()) continue;
               using Numbers = ReductionPartials<Policy, Policy::tile_n>;
-              int const panel = row_first / Numbers::rows_of_panel;
-              atoms::st_global(Numbers::of_column(at.pairs.problem, SLOT, at.subtile.batch, panel, column), sum);
+              int const segment = row_first / Numbers::segment_rows;
+              atoms::st_global(Numbers::of_column(at.pairs.problem, SLOT, at.subtile.batch, segment, column), sum);
             }
           }
         } else if constexpr (KIND != OutKind::matrix) {
@@ -1081,8 +1081,8 @@ struct Epilogue {
       if (thread % 4 != 0 || row >= problem.m || column_first >= problem.n) continue;
       HGEMM_UNROLL
       for (int slot = 0; slot < reductions_of<Policy>; ++slot) {
-        int const panel = column_first / Policy::tile_n;
-        float* const to = ReductionPartials<Policy, Policy::tile_n>::of_row(problem, slot, subtile.batch, panel, row);
+        int const segment = column_first / Policy::tile_n;
+        float* const to = ReductionPartials<Policy, Policy::tile_n>::of_row(problem, slot, subtile.batch, segment, row);
         atoms::st_global(to, partials[half].sum[slot]);
       }
     }
