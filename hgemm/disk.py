@@ -60,11 +60,19 @@ def require_writable(place: Path | None, option: str) -> None:
         return
     with disk_errors("write", place, option):
         if not place.exists():
-            tempfile.TemporaryFile(dir=place.parent).close()
+            tempfile.TemporaryFile(dir=_target_of(place).parent).close()
         elif not os.access(place, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         elif place.is_file():
-            tempfile.TemporaryFile(dir=place.resolve().parent).close()
+            tempfile.TemporaryFile(dir=_target_of(place).parent).close()
+
+
+def _target_of(path: Path) -> Path:
+    """Return the path behind symbolic links, which may not exist yet. Raises: OSError if the links form a loop."""
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.EINVAL, "its symbolic links form a loop")
+    return target
 
 
 def write_atomically(path: Path, content: bytes, option: str) -> None:
@@ -77,7 +85,7 @@ def write_atomically(path: Path, content: bytes, option: str) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return
-        place = path.resolve()
+        place = _target_of(path)
         temporary = place.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(8)}")
         try:
             with temporary.open("xb") as file:

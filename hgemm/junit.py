@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import click
 
 from hgemm.disk import write_atomically
+from hgemm.options import FILE
 
 Status = Literal["passed", "failure", "error", "skipped"]
 _COUNTED: dict[Status, str] = {"failure": "failures", "error": "errors", "skipped": "skipped"}
@@ -34,9 +35,7 @@ class JunitSuite:
     seconds: float | None = None
 
 
-junit_option = click.option(
-    "--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a JUnit file."
-)
+junit_option = click.option("--junit", type=FILE, metavar="FILE", help="Also write a JUnit file.")
 """Callers check the file with hgemm.disk.require_writable before long work."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -66,6 +67,23 @@ class Words(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     ) -> list[click.shell_completion.CompletionItem]:
         before, comma, last = incomplete.rpartition(",")
         return [click.shell_completion.CompletionItem(before + comma + w) for w in self.words if w.startswith(last)]
+
+
+class NonEmptyPath(click.Path):
+    """A path, but not an empty text, which would be the current folder. Scripts pass one if a variable is not set."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(path_type=Path, **settings)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = NonEmptyPath(dir_okay=False)
+FOLDER = NonEmptyPath(readable=False)
+"""A folder that a command checks later, such as a library."""
 
 
 def kind_option(

@@ -374,6 +374,30 @@ def test_unusable_library_gives_a_one_line_error(capsys, tmp_path: Path) -> None
     assert status == 1 and "does not exist: run `generate` first" in err
 
 
+def test_an_empty_path_is_not_the_current_folder(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run, words in (
+        (generate, [*ARGUMENTS, "--library", ""]),
+        (generate, [*ARGUMENTS, "--junit", ""]),
+        (hgemm, ["merge", "", "--to", "merged"]),
+        (hgemm, ["export", "--to", ""]),
+        (hgemm, ["bench", "--keep", ""]),
+    ):
+        status, out, err = run(capsys, *words)
+        assert status == 2 and out == "" and "the path is empty" in err and err.count("\n") == 1, words
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_loop_of_symbolic_links_gives_a_one_line_error(capsys, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    status, _, err = generate(capsys, *ARGUMENTS, "--library", loop)
+    assert status == 1 and f"error: cannot write {loop}: " in err.splitlines()[-1]
+    status, _, err = generate(capsys, *ARGUMENTS, "--library", tmp_path / "new", "--junit", loop)
+    assert status == 1 and err.startswith(f"generate: error: cannot write {loop}: its symbolic links form a loop: ")
+    assert loop.is_symlink() and not (tmp_path / "new").exists()
+
+
 def test_internal_error_is_one_line_or_a_traceback_with_debug(capsys, monkeypatch) -> None:
     def fail(options):
         raise KeyError("surprise")

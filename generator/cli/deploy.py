@@ -47,7 +47,7 @@ from hgemm.errors import DeviceError, deprecated
 from hgemm.growth import locked
 from hgemm.library import open_library, without_record
 from hgemm.locations import library_suffix
-from hgemm.options import INPUTS, kind_option
+from hgemm.options import INPUTS, NonEmptyPath, kind_option
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 from hgemm.record import RECORD_NAME
 from hgemm.selection_query import ANY_WORKSPACE, Target
@@ -328,7 +328,7 @@ Examples:
 @click.option(
     "-o",
     "--to",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NonEmptyPath(file_okay=False),
     required=True,
     metavar="DIR",
     help="The folder to write.",

@@ -38,6 +38,7 @@ from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
+from hgemm.options import FILE
 from hgemm.problem import LaunchOptions
 from hgemm.selection_query import Target
 from hgemm.tuning.runner import CandidateSource, TunePlan, tune_library, tune_options
@@ -449,9 +450,7 @@ Examples:
     "--arch", default="", metavar="ARCHS", help="Architectures to build and measure. Default: all that run on this GPU."
 )
 @click.option("--kernels", default="", metavar="GLOBS", help="Use only these kernels of the library.")
-@click.option(
-    "--space", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Table of specs to search, TOML."
-)
+@click.option("--space", type=FILE, metavar="FILE", help="Table of specs to search, TOML.")
 @click.option("--generate/--no-generate", default=True, show_default=True, help="Build missing kernels.")
 @click.option(
     "-j",

@@ -49,8 +49,7 @@ from generator.tables import to_text
 from hgemm.disk import require_writable, write_atomically
 from hgemm.errors import DeviceError
 from hgemm.junit import junit_option, write_junit
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
+from hgemm.options import FILE, NonEmptyPath
 
 # ==== explain ====
 
@@ -199,7 +198,7 @@ Examples:
 @click.argument("symbol", type=Symbol())
 @library_option
 @click.option(
-    "-o", "--to", type=_FILE, metavar="FILE", help="Write to FILE: tile.svg or tile.png. Default: SVG to stdout."
+    "-o", "--to", type=FILE, metavar="FILE", help="Write to FILE: tile.svg or tile.png. Default: SVG to stdout."
 )
 def draw_command(symbol: str, library: Path, to: Path | None) -> None:
     if to and to.suffix.lower() not in ("", ".svg", ".png"):
@@ -236,16 +235,16 @@ FILE.html#kernel=SYMBOL opens the page of a kernel. FILE.html#q=128x128&arch=sm_
 @click.command("report", help=_REPORT_HELP)
 @library_option
 @filter_options
-@click.option("-o", "--to", type=_FILE, required=True, metavar="FILE", help="Write to FILE: report.html.")
+@click.option("-o", "--to", type=FILE, required=True, metavar="FILE", help="Write to FILE: report.html.")
 @click.option(
-    "--bench", type=_FILE, multiple=True, metavar="FILE", help="A file of `hgemm bench --keep`. May be repeated."
+    "--bench", type=FILE, multiple=True, metavar="FILE", help="A file of `hgemm bench --keep`. May be repeated."
 )
 @click.option(
-    "--ladder", type=_FILE, multiple=True, metavar="FILE", help="A file of `hgemm ladder --keep`. May be repeated."
+    "--ladder", type=FILE, multiple=True, metavar="FILE", help="A file of `hgemm ladder --keep`. May be repeated."
 )
 @click.option(
     "--png",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NonEmptyPath(file_okay=False),
     metavar="DIR",
     help="Also write every picture to DIR as PNG.",
 )

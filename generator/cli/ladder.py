@@ -37,6 +37,7 @@ from hgemm.device import Device, open_device
 from hgemm.disk import require_writable, write_atomically
 from hgemm.errors import DeviceError
 from hgemm.junit import junit_option, write_junit
+from hgemm.options import FILE
 
 _LADDER_HELP = """Reproduce a published ladder of kernels, step by step.
 
@@ -60,7 +61,6 @@ publication, and the driver compiles their PTX. To keep the kernels, use `genera
 
 Exit status 1: a step could not be made or measured, or its result is wrong.
 """
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class _Ladders(click.ParamType):
@@ -101,11 +101,11 @@ class _Ladders(click.ParamType):
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the operands."
 )
-@click.option("--from", "source", type=_FILE, metavar="FILE", help="Print a document of --keep. Run nothing.")
-@click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document to FILE after every ladder.")
-@click.option("--csv", type=_FILE, metavar="FILE", help="Write one CSV row for each step to FILE.")
+@click.option("--from", "source", type=FILE, metavar="FILE", help="Print a document of --keep. Run nothing.")
+@click.option("--keep", type=FILE, metavar="FILE", help="Write the JSON document to FILE after every ladder.")
+@click.option("--csv", type=FILE, metavar="FILE", help="Write one CSV row for each step to FILE.")
 @junit_option
-@click.option("-o", "--to", type=_FILE, metavar="FILE", help="Draw the curves to FILE: ladder.svg or ladder.png.")
+@click.option("-o", "--to", type=FILE, metavar="FILE", help="Draw the curves to FILE: ladder.svg or ladder.png.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes that compile. Default: all cores."
 )

@@ -31,6 +31,7 @@ from generator.store.schema import schema_text
 from generator.tables import counted, fitted, line_width, to_csv, to_text
 from hgemm.errors import printable
 from hgemm.library import StoredKernel, scan
+from hgemm.options import FOLDER
 from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 
 # ==== list ====
@@ -265,11 +266,11 @@ Examples:
 
 
 @click.command("merge", help=_MERGE_HELP)
-@click.argument("libraries", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
+@click.argument("libraries", nargs=-1, required=True, type=FOLDER, metavar="DIR...")
 @click.option(
     "-o",
     "--to",
-    type=click.Path(path_type=Path),
+    type=FOLDER,
     required=True,
     metavar="DIR",
     help="The library to add to, or to create.",

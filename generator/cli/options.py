@@ -16,7 +16,7 @@ from generator.spec import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, flag_meant_
 from hgemm.dtypes import stored_dtype
 from hgemm.errors import LibraryError
 from hgemm.locations import LIBRARY_VARIABLE, default_library
-from hgemm.options import RenamedOption, kind_option, type_options
+from hgemm.options import FILE, FOLDER, RenamedOption, kind_option, type_options
 from hgemm.problem import ACTIVATIONS, BIASES, MAX_EXTENT, Kind
 from hgemm.record import RENAMED_FIELDS
 
@@ -34,7 +34,7 @@ class LibraryOption(click.Option):
 
 _LIBRARY: dict[str, Any] = {
     "cls": LibraryOption,
-    "type": click.Path(readable=False, path_type=Path),
+    "type": FOLDER,
     "default": default_library,
     "envvar": LIBRARY_VARIABLE,
     "show_default": True,
@@ -188,7 +188,7 @@ def spec_options(function: AnyFunction) -> AnyFunction:
     spec_file = click.option(
         "--spec",
         "spec_file",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=FILE,
         metavar="FILE",
         help="Read these options from a TOML file. Options of the command line override it.",
     )

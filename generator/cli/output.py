@@ -29,6 +29,7 @@ from generator.tables import cell, counted
 from hgemm.epilogue import NONE, parse_epilogue
 from hgemm.library import StoredKernel, reject_file
 from hgemm.locations import library_suffix
+from hgemm.options import FOLDER
 
 if TYPE_CHECKING:  # slow to load
     from rich.console import Console
@@ -297,7 +298,7 @@ def _fastest(measurements: list[Measurement]) -> dict[str, str]:
 
 scratch_library_option = click.option(
     "--library",
-    type=click.Path(readable=False, path_type=Path),
+    type=FOLDER,
     metavar="DIR",
     help="Reuse and keep kernels in this library. Default: a temporary one.",
 )

@@ -27,7 +27,7 @@ from generator.store.library import Library
 from generator.tables import counted, to_text
 from hgemm.library import reject_file
 from hgemm.locations import library_suffix
-from hgemm.options import INPUTS, kind_option
+from hgemm.options import FOLDER, INPUTS, NonEmptyPath, kind_option
 from hgemm.packed import ROWS
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 
@@ -59,12 +59,10 @@ _CHECK_SHAPE = "8x128x256"
 
 
 @click.command("pack", help=_HELP)
-@click.argument("model", required=False, type=click.Path(path_type=Path), metavar="[MODEL]")
+@click.argument("model", required=False, type=NonEmptyPath(), metavar="[MODEL]")
 @click.option("--nk", default="", metavar="SIZES", help="n and k of layers, instead of MODEL: 4096x14336,14336x4096.")
 @click.option("--arch", required=True, metavar="ARCHS", help="Architectures of the kernels: 90a, or 80,90a.")
-@click.option(
-    "-o", "--to", type=click.Path(path_type=Path, readable=False), metavar="DIR", help="The library's folder."
-)
+@click.option("-o", "--to", type=FOLDER, metavar="DIR", help="The library's folder.")
 @kind_option("--dtype", INPUTS, "Type of A, B and D", "Default: the config's.", several=True)
 @kind_option("--layout", LAYOUTS, "With --nk: A and B in BLAS letters", default="tn", show_default=True)
 @kind_option("--bias", BIASES[:2], "With --nk: bias", default="none", show_default=True)

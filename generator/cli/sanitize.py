@@ -31,6 +31,7 @@ from generator.sanitize.description import kernel_of, read_module
 from generator.sanitize.starter import launch_file
 from hgemm.disk import require_writable, write_atomically
 from hgemm.junit import junit_option, write_junit
+from hgemm.options import FILE
 
 _HELP = """Check a kernel of any origin by its PTX, on the CPU. No GPU is needed.
 
@@ -48,12 +49,11 @@ Examples:
 
 Exit status: 0 no finding, 1 findings, wrong results or a build that failed, 2 the PTX or the launch file is not understood.
 """
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("sanitize", help=_HELP)
-@click.argument("ptx", type=_FILE, metavar="FILE.ptx")
-@click.option("--launch", type=_FILE, metavar="FILE.toml", help="The launch file. Default: FILE.toml beside FILE.ptx.")
+@click.argument("ptx", type=FILE, metavar="FILE.ptx")
+@click.option("--launch", type=FILE, metavar="FILE.toml", help="The launch file. Default: FILE.toml beside FILE.ptx.")
 @click.option("--init", is_flag=True, help="Write a first launch file from the PTX, and run nothing.")
 @click.option("--kernel", default="", metavar="NAME", help="With --init: the kernel, if the PTX has several.")
 @click.option(

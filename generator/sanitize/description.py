@@ -6,6 +6,7 @@ Every key is known, every size agrees with the PTX, and a mistake is one line th
 from __future__ import annotations
 
 import math
+import os
 import re
 import struct
 import sys
@@ -394,7 +395,7 @@ def _init_words(dtype: str) -> str:
 def _init(dtype: str, folder: Path) -> Callable[[object, str], str | float]:
     def read(value: object, where: str) -> str | float:
         if isinstance(value, str) and value.endswith(".npy"):
-            found = (folder / value).resolve()
+            found = Path(os.path.realpath(folder / value))
             if not found.is_file():
                 raise RequestError(f"{where}: {found} does not exist")
             return str(found)

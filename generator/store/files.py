@@ -73,7 +73,7 @@ def exported_files(folder: Path) -> frozenset[str] | None:
 
 def reject_export(library: Path) -> None:
     """Raise LibraryError if a library's folder is an exported C library or lies inside one."""
-    place = library.resolve()
+    place = Path(os.path.realpath(library))
     export = next((folder for folder in (place, *place.parents) if exported_files(folder) is not None), None)
     if export:
         where = "is" if export == place else f"lies in {export},"

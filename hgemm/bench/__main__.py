@@ -11,10 +11,11 @@ from hgemm.bench.runner import bench, bench_options
 from hgemm.bench.work import read_kernels
 from hgemm.errors import run_command
 from hgemm.locations import existing_library
+from hgemm.options import NonEmptyPath
 
 
 @click.command("bench")
-@click.option("--library", type=click.Path(path_type=Path, file_okay=False), default=existing_library, metavar="DIR")
+@click.option("--library", type=NonEmptyPath(file_okay=False), default=existing_library, metavar="DIR")
 @click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
 @bench_options
 def command(library: Path, kernels: str, **options: Any) -> int:

@@ -40,7 +40,7 @@ from hgemm.junit import junit_option, write_junit
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.measured import DISPATCH_STATES, KernelTime, MeasuredKernel, MeasuredProblem, SessionWriter
-from hgemm.options import RenamedOption, kind_option, type_options
+from hgemm.options import FILE, RenamedOption, kind_option, type_options
 from hgemm.problem import ACTIVATIONS, BIASES, MAX_EXTENT, LaunchOptions
 from hgemm.selection_query import Target
 
@@ -369,7 +369,6 @@ def time_left(seconds: float) -> str:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 BASELINES: dict[str, Callable[[Device], Baseline] | None] = {"cublaslt": CublasLt, "torch": Torch, "none": None}
-_FILE = click.Path(path_type=Path, dir_okay=False)
 _OUTPUT_FILES = ("keep", "csv", "junit")
 """Options that name output files."""
 _NUMBER = click.FloatRange(min=0.0)
@@ -492,10 +491,10 @@ _OPTIONS = (
         "Bytes that the kernel between products moves in --state model, as a multiple of the bytes of A and D.",
     ),
     number_option("--algorithms", click.IntRange(1, 100), Protocol.algorithms, "Number of cuBLASLt algorithms to try."),
-    click.option("--keep", type=_FILE, metavar="FILE", help="Write the results to this JSON file after each problem."),
+    click.option("--keep", type=FILE, metavar="FILE", help="Write the results to this JSON file after each problem."),
     click.option("--resume", is_flag=True, help="Skip problems that are already in the --keep file."),
     click.option("--record", is_flag=True, help="Add the results to the library. Selection uses them."),
-    click.option("--csv", type=_FILE, metavar="FILE", help="Write a CSV file with one row per problem."),
+    click.option("--csv", type=FILE, metavar="FILE", help="Write a CSV file with one row per problem."),
     junit_option,
     click.option("--json", "as_json", is_flag=True, help="Print the JSON document to stdout instead of the table."),
 )

@@ -10,11 +10,12 @@ import click
 from hgemm.bench.work import read_kernels
 from hgemm.errors import run_command
 from hgemm.locations import existing_library
+from hgemm.options import NonEmptyPath
 from hgemm.tuning.runner import LibraryCandidates, tune_library, tune_options
 
 
 @click.command("tune")
-@click.option("--library", type=click.Path(path_type=Path, file_okay=False), default=existing_library, metavar="DIR")
+@click.option("--library", type=NonEmptyPath(file_okay=False), default=existing_library, metavar="DIR")
 @click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
 @tune_options
 def command(library: Path, kernels: str, **options: Any) -> int:
