@@ -838,6 +838,23 @@ def _best_of(launches: Launches, kept: np.ndarray) -> np.ndarray:
     return (best_kept / best - 1)[np.unique(launches.at)]
 
 
+def devices_of(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the measured GPUs, each with the date of its newest data, the driver of that day, and its number of problems."""
+    found = []
+    for name in dict.fromkeys(document["device"] for document in documents):
+        its = [document for document in documents if document["device"] == name]
+        newest = max(its, key=lambda document: document["date"])
+        problems = {problem_of(problem) for document in its for problem in document["problems"]}
+        found.append(
+            {
+                "name": name,
+                **{field: newest[field] for field in ("capability", "sms", "driver", "date")},
+                "problems": len(problems),
+            }
+        )
+    return found
+
+
 @main.command("fit")
 @click.argument("files", nargs=-1, required=True, type=_PATH)
 @click.option("--to", type=click.Path(path_type=Path), default=PATH, show_default=True)
@@ -850,17 +867,7 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
     scale = level(of_layout, [*rows.values()], factors.own) / NOT_MEASURED
     measured = np.bincount(together.row, minlength=len(rows))
     current = np.isin(range(len(rows)), together.row[together.weight > WEIGHTS[1]])
-    named = ("capability", "sms", "driver", "date")
-    devices = [
-        {
-            "name": device,
-            **{name: next(one[name] for one in documents if one["device"] == device) for name in named},
-            "problems": len(
-                {problem_of(one) for its in documents if its["device"] == device for one in its["problems"]}
-            ),
-        }
-        for device in dict.fromkeys(device for device, _ in data)
-    ]
+    devices = devices_of(documents)
     places = {key: place for place, key in enumerate(rows)}
     spans = {span_of(*key): place for key, place in places.items()}
     found = Calibration(

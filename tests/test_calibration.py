@@ -401,3 +401,16 @@ def test_trees_change_estimates_within_a_limit() -> None:
 def test_malformed_trees_are_rejected(numbers: list[int]) -> None:
     with pytest.raises(Mismatch):
         parse_tree(numbers)
+
+
+def test_a_fit_dates_each_gpu_by_its_newest_data() -> None:
+    card = {"capability": 90, "sms": 132, "device": "A"}
+    problem = [64, 64, 64, 0, 0, []]
+    documents = [
+        {**card, "driver": "1", "date": "2026-11-26", "problems": [problem]},
+        {**card, "driver": "2", "date": "2026-11-28", "problems": [problem, [64, 64, 128, 0, 0, []]]},
+        {**card, "device": "B", "driver": "1", "date": "2026-11-25", "problems": [problem]},
+    ]
+    first, second = fitting.devices_of(documents)
+    assert (first["name"], first["driver"], first["date"], first["problems"]) == ("A", "2", "2026-11-28", 2)
+    assert (second["name"], second["date"], second["problems"]) == ("B", "2026-11-25", 1)
