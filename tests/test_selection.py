@@ -722,12 +722,23 @@ def test_cover_skips_types_that_an_architecture_lacks() -> None:
     assert len(found(DispatchTable.of([]), archs=["sm_80"], kinds=beyond)) == len(beyond)
 
 
+def test_kernels_with_tma_lack_only_empty_products() -> None:
+    """As the kernels of a pack: `hgemm cover --no-empty` does not require these products."""
+    table = DispatchTable.of(record for record in catalog_records() if record["launch"].get("tensor_maps"))
+    kinds = kinds_of(("f16",), ("tn",), ("none",), ("none",))
+    (hole,) = found(table, ["sm_90"], kinds, aligns=(8,))
+    assert hole.sorts == {8: ("k of 0",)}
+    nonempty = [sort for sort in SORTS if sort != "k of 0"]
+    assert list(holes(table, ["sm_90"], kinds, (8,), True, sorts=nonempty)) == []
+
+
 def test_kinds_are_counted_by_architecture(paper_library: Library) -> None:
     words = ["cover", "--library", paper_library.folder, "--layout", "tn", "--align", "8"]
-    done = call("hgemm", *words, "--dtype", "f16,bf16", "--arch", "75,80")
+    done = call("hgemm", *words, "--dtype", "f16,bf16", "--arch", "75,80", "--no-empty")
     assert done.returncode == 0 and done.stdout.startswith(
         "sm_75: 1 kind, sm_80: 2 kinds supported, at alignments 8, for"
     )
+    assert "k of 1" in done.stdout and "k of 0" not in done.stdout
     assert done.stderr == "hgemm: sm_75 multiplies f16 only: 1 kind skipped\n"
     done = call("hgemm", *words, "--dtype", "bf16", "--arch", "75")
     assert done.returncode == 2 and "instructions of sm_75 multiply f16 only: use --dtype f16" in done.stderr

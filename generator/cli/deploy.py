@@ -204,6 +204,7 @@ Examples:
     help="Alignments of all operands, in elements.",
 )
 @click.option("--no-beta", is_flag=True, help="Do not require beta * C.")
+@click.option("--no-empty", is_flag=True, help="Do not require a k of 0, which no kernel with TMA supports.")
 @click.option("--no-fallback", is_flag=True, help="Count problems that fall back to mma.sync as holes.")
 @click.option(
     "--add", is_flag=True, help="Build the kernels that close the holes. Creates the library if it is missing."
@@ -222,6 +223,7 @@ def cover_command(
     activation: str,
     align: str,
     no_beta: bool,
+    no_empty: bool,
     no_fallback: bool,
     add: bool,
     as_json: bool,
@@ -233,6 +235,7 @@ def cover_command(
             click.echo(f"hgemm: {name} is shown as {name.rstrip('af')}: its kernels run on the same GPUs", err=True)
     if types:
         deprecated("--types", "--dtype and --out")
+    sorts = [sort for sort, extents in SORTS.items() if extents["k"] or not no_empty]
     creates = add and not library.exists()
     dtypes = _words(dtype or "") or promised_types(DispatchTable.of([]) if creates else open_library(library).table)
     pairs = [f"{word}:{other}" for word in dtypes for other in _words(out)] if out else dtypes
@@ -250,7 +253,7 @@ def cover_command(
     def find() -> list[Hole]:
         opened = open_library(library)
         watch = opened.fallback_watch if no_fallback else None
-        return list(holes(opened.table, archs, kinds, aligns, not no_beta, watch))
+        return list(holes(opened.table, archs, kinds, aligns, not no_beta, watch, sorts))
 
     found = find()
     if add and found:
@@ -264,11 +267,11 @@ def cover_command(
     if as_json:
         click.echo(json.dumps([hole.to_dict() for hole in found], indent=1))
     elif found:
-        rows = [row for hole in found for row in _hole_rows(hole)]
+        rows = [row for hole in found for row in _hole_rows(hole, len(sorts))]
         click.echo(to_text(rows, ("arch", "kind", "beta", "align", "unsupported")), nl=False)
     else:
         supported = ", ".join(f"{name}: {counted(count, 'kind')}" for name, count in counts.items())
-        click.echo(f"{supported} supported, at alignments {align}, for {', '.join(SORTS)}")
+        click.echo(f"{supported} supported, at alignments {align}, for {', '.join(sorts)}")
     if found and not add:
         click.echo("hgemm: to build the kernels that close these holes, add --add", err=True)
     ctx.exit(int(bool(found)))
@@ -287,8 +290,8 @@ def _note_f16_only(counts: dict[str, int], kinds: int) -> None:
         click.echo(f"hgemm: {name} multiplies f16 only: {counted(kinds - counts[name], 'kind')} skipped", err=True)
 
 
-def _hole_rows(hole: Hole) -> Iterator[dict[str, str]]:
-    """Yield a row for all alignments that lack the same sorts of problems."""
+def _hole_rows(hole: Hole, required: int) -> Iterator[dict[str, str]]:
+    """Yield a row for all alignments that lack the same sorts of problems, of so many that are required."""
     aligns = defaultdict(list)
     for align in sorted(hole.sorts, reverse=True):
         aligns[hole.sorts[align]].append(str(align))
@@ -298,7 +301,7 @@ def _hole_rows(hole: Hole) -> Iterator[dict[str, str]]:
             "kind": str(hole.kind),
             "beta": "yes" if hole.beta else "no",
             "align": ",".join(of_sorts),
-            "unsupported": "all" if len(sorts) == len(SORTS) else ", ".join(sorts),
+            "unsupported": "all" if len(sorts) == required else ", ".join(sorts),
         }
 
 

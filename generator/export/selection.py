@@ -253,6 +253,7 @@ def holes(
     aligns: Sequence[int],
     beta: bool,
     watch: FallbackWatch | None = None,
+    sorts: Sequence[str] = (*SORTS,),
 ) -> Iterator[Hole]:
     """Yield the holes of a library on a typical GPU of each architecture. Types that an architecture lacks are skipped.
 
@@ -263,8 +264,8 @@ def holes(
     for arch in archs:
         selector = Selector(table, Target.typical(arch))
         for kind in filter(partial(computes, arch), kinds):
-            missing = {align: tuple(_unsupported(selector, kind, align, beta, watch)) for align in aligns}
-            missing = {align: sorts for align, sorts in missing.items() if sorts}
+            missing = {align: tuple(_unsupported(selector, kind, align, beta, watch, sorts)) for align in aligns}
+            missing = {align: lacking for align, lacking in missing.items() if lacking}
             if missing:
                 sizes = _missing_sizes(selector, kind, beta, missing) if MAX_ALIGN in aligns else ()
                 yield Hole(selector.target.name, kind, beta, missing, tuple(sizes))
@@ -314,10 +315,12 @@ def computes(arch: str, kind: Kind) -> bool:
     return kind.dtype_a == "f16" or ARCHS[arch].has_bf16
 
 
-def _unsupported(selector: Selector, kind: Kind, align: int, beta: bool, watch: FallbackWatch | None) -> Iterator[str]:
+def _unsupported(
+    selector: Selector, kind: Kind, align: int, beta: bool, watch: FallbackWatch | None, sorts: Sequence[str]
+) -> Iterator[str]:
     queries = {
-        sort: SelectionQuery(kind, **extents, beta=beta, align_a=align, align_b=align, align_d=align)
-        for sort, extents in SORTS.items()
+        sort: SelectionQuery(kind, **SORTS[sort], beta=beta, align_a=align, align_b=align, align_d=align)
+        for sort in sorts
     }
     found = [sort for sort, query in queries.items() if selector.find(query) is None]
     yield from found
