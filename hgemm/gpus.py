@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from hgemm.errors import LibraryError
 
-TYPICAL = {
-    75: (40, 64),
-    80: (108, 163),
-    86: (84, 99),
-    87: (16, 163),
-    88: (16, 99),
-    89: (142, 99),
-    90: (132, 227),
-    100: (148, 227),
-    103: (160, 227),
-    110: (20, 227),
-    120: (170, 99),
-    121: (48, 99),
-}
-"""A common GPU of each compute capability: SMs and KiB of shared memory per CTA.
 
-The GPUs are T4, A100, A40, Orin, a later Orin, L40S, H100 and H200, B200, B300, Thor, RTX 5090 and GB10.
+@dataclass(frozen=True)
+class TypicalGpu:
+    """A common GPU of a compute capability. Units: `smem_kib` is KiB of shared memory per CTA."""
+
+    name: str
+    sms: int
+    smem_kib: int
+
+
+TYPICAL = {
+    75: TypicalGpu("T4", 40, 64),
+    80: TypicalGpu("A100", 108, 163),
+    86: TypicalGpu("A40", 84, 99),
+    87: TypicalGpu("Orin", 16, 163),
+    88: TypicalGpu("later Orin", 16, 99),
+    89: TypicalGpu("L40S", 142, 99),
+    90: TypicalGpu("H100 or H200", 132, 227),
+    100: TypicalGpu("B200", 148, 227),
+    103: TypicalGpu("B300", 160, 227),
+    110: TypicalGpu("Thor", 20, 227),
+    120: TypicalGpu("RTX 5090", 170, 99),
+    121: TypicalGpu("GB10", 48, 99),
+}
+"""A common GPU of each compute capability.
 
 Source: CUDA Programming Guide 13.x, section 5.1.3, table 31 (shared memory); the products' data sheets (SMs).
 """
@@ -38,5 +47,4 @@ def split_arch(arch: str) -> tuple[int, str]:
 
 def max_stream_k_ctas(number: int, ctas_per_sm: int, cluster_ctas: int) -> int:
     """Return the largest grid of stream-K, in whole clusters: as many CTAs as a common GPU of compute capability `number` holds."""
-    sms, _ = TYPICAL[number]
-    return max(1, sms * max(1, ctas_per_sm) // cluster_ctas) * cluster_ctas
+    return max(1, TYPICAL[number].sms * max(1, ctas_per_sm) // cluster_ctas) * cluster_ctas

@@ -55,8 +55,8 @@ class Target:
         number = "".join(digit for digit in arch if digit.isdigit())
         if int(number or 0) not in TYPICAL:
             raise RequestError(f"arch {arch!a} is unknown: use {', '.join(f'sm_{known}' for known in TYPICAL)}")
-        usual_sms, smem_kib = TYPICAL[int(number)]
-        return cls(divmod(int(number), 10), sms or usual_sms, smem_kib * KIB)
+        gpu = TYPICAL[int(number)]
+        return cls(divmod(int(number), 10), sms or gpu.sms, gpu.smem_kib * KIB)
 
 
 # ==== The query ====

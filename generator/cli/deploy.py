@@ -44,6 +44,7 @@ from hgemm.dispatch_table import DispatchTable
 from hgemm.dtypes import OUTPUTS
 from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, deprecated
+from hgemm.gpus import TYPICAL
 from hgemm.growth import locked
 from hgemm.library import open_library, without_record
 from hgemm.locations import library_suffix
@@ -109,7 +110,7 @@ Examples:
 @click.option("--invariant", is_flag=True, help="Select a kernel whose order of k is that of all m and batches.")
 @click.option("--cublas-order", is_flag=True, help="Prefer the order of k of cuBLASLt's unsplit kernels.")
 @click.option("--arch", default="", metavar="ARCH", help="Architecture of the GPU. Default: this machine's GPU.")
-@click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of that GPU. Default: a typical number.")
+@click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of that GPU. Default: those of a common GPU.")
 @click.option("--all", "show_all", is_flag=True, help="Print every kernel that supports the problem, best first.")
 @json_option
 def select_command(
@@ -154,7 +155,9 @@ def select_command(
     else:
         click.echo(to_text(rows, COLUMNS) + f"{best['rule']}: {best['why']}")
         if arch and not sms:
-            click.echo(f"hgemm: for {target.name} with {target.sms} SMs: --sms names another number", err=True)
+            gpu = TYPICAL[target.number].name
+            note = f"assumes an {target.name} GPU with {target.sms} SMs ({gpu}): --sms sets another number"
+            click.echo(f"hgemm: {note}", err=True)
 
 
 def _this_machine() -> Target:
