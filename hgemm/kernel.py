@@ -84,7 +84,7 @@ class Kernel:
         A kernel with an expression takes its `inputs` by name instead of beta, c and bias: arrays, and numbers for scalars.
         If the expression has several results, `out` is a tuple of their arrays, D first.
 
-        Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,), each optionally with a leading batch. An operand
+        Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,), (m,) or (m, 1), each optionally with a leading batch. An operand
             without a batch, or with batch 1, is shared. The kernel's layout determines the contiguous axes of a and b.
         Fields: `options` are for kernels that leave the schedule or the raster to the launch; the default suits the sizes.
         Raises: ProblemError if the kernel does not support the arrays, DeviceError if the driver fails.
@@ -220,7 +220,7 @@ def problem_of(
         workspace=views["workspace"].pointer if "workspace" in views else 0,
     )
     if "bias" in views:
-        bias = views["bias"]
+        bias = _one_axis(views["bias"]) if _is_column_matrix(views) else views["bias"]
         if bias.shape[-1] > 1 and bias.strides[-1] != 1:
             raise ProblemError(f"{traits.symbol}: bias is not contiguous (stride {bias.strides[-1]})")
         kind = bias_kind_of(views) if traits.bias in ("none", LAUNCH) else traits.bias
@@ -284,7 +284,7 @@ def _aux_array(traits: LaunchTraits, array: View, given: Input, sort: str, m: in
     if wrong:
         raise ProblemError(f"{traits.symbol}: {sort}{given.name} {' and '.join(wrong)}")
     if given.kind == "column" and array.shape == (m, 1):  # its rows are the elements
-        array = replace(array, shape=(m,), strides=array.strides[:1])
+        array = _one_axis(array)
     if shape and array.shape[-1] > 1 and array.strides[-1] != 1:
         raise ProblemError(
             f"{traits.symbol}: {sort}{given.name} is not contiguous (stride {array.strides[-1]})"
@@ -300,7 +300,20 @@ def _aux_array(traits: LaunchTraits, array: View, given: Input, sort: str, m: in
 def bias_kind_of(views: Mapping[str, View]) -> str:
     """Return the kind of a given bias. If both fit, or none does, it is a row: one value per column, as in a linear layer."""
     count = views["bias"].shape[-1:]
-    return "column" if count == views["A"].shape[-2:-1] and count != views["B"].shape[-1:] else "row"
+    return (
+        "column"
+        if _is_column_matrix(views) or count == views["A"].shape[-2:-1] and count != views["B"].shape[-1:]
+        else "row"
+    )
+
+
+def _is_column_matrix(views: Mapping[str, View]) -> bool:
+    """Return whether the bias of one product is (m, 1), which broadcasts to one value per row, also if m = n."""
+    return len(views["D"].shape) == 2 and views["bias"].shape == (views["A"].shape[-2], 1)
+
+
+def _one_axis(column: View) -> View:
+    return replace(column, shape=column.shape[:1], strides=column.strides[:1])
 
 
 def _check_types(traits: LaunchTraits, views: Mapping[str, View]) -> None:
@@ -351,12 +364,12 @@ def _sizes(traits: LaunchTraits, views: Mapping[str, View]) -> tuple[int, int, i
     wrong = []
     for name, shape in expected.items():
         legal = [shape, (batch, *shape)] + ([(1, *shape)] if name != "D" else [])
+        if name == "bias" and column and batch == 1:
+            legal.append((m, 1))
         if name in views and (
             views[name].shape not in legal or (name == "D" and batch > 1 and views[name].shape == shape)
         ):
             wrong.append(f"{name} is {views[name].shape}, not {(batch, *shape) if batch > 1 else shape}")
-            if name == "bias" and views[name].shape == (m, 1) and m != n:
-                wrong[-1] += f", or ({m},) for one value per row"
     if wrong:
         raise ProblemError(f"{traits.symbol}: {'; '.join(wrong)}, for A {views['A'].shape} and B {views['B'].shape}")
     return m, n, k, batch

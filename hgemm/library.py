@@ -461,6 +461,7 @@ class Library:
         makes them. The library needs a kernel of this expression.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
+            A bias (m, 1) of one product has one value per row, also if m = n.
             One of the last two axes of a and b is contiguous; the last one of out and c is.
         Raises: ProblemError if the arrays do not form a product, UnsupportedError if no kernel supports it, DeviceError if
             the driver fails.

@@ -39,7 +39,7 @@ def formula(a, b, bias=None, c=None, alpha=1.0, beta=0.0, activation="none"):
     x = alpha * (wide(a) @ wide(b))
     x = x + beta * wide(c) if c is not None else x
     if bias is not None:
-        x = x + wide(bias) if bias.shape[-1] == b.shape[-1] else x + wide(bias)[..., None]
+        x = x + wide(bias) if bias.shape[-1] in (1, b.shape[-1]) else x + wide(bias)[..., None]
     return ACTIVATION_FUNCTIONS[activation](x)
 
 
@@ -54,6 +54,8 @@ CASES = {
     "alpha": (((5, 7), (7, 4)), {"alpha": 0.5}),
     "bias": (((5, 7), (7, 4), (4,)), {}),
     "bias of rows": (((5, 7), (7, 4), (5,)), {}),
+    "bias with two axes": (((5, 7), (7, 5), (5, 1)), {}),
+    "bias of one row": (((5, 7), (7, 4), (1, 4)), {}),
     "batch": (((3, 5, 7), (3, 7, 4), (4,)), {"alpha": 2.0}),
     "batch of one": (((1, 5, 7), (3, 7, 4)), {}),
     "one b for all": (((3, 5, 7), (7, 4), (5,)), {}),

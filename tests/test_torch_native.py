@@ -164,7 +164,7 @@ def test_gradients_use_the_operator(launching: NativeDriver) -> None:
 def formula(a, b, bias=None, c=None, alpha=1.0, beta=0.0, activation="none"):
     y = alpha * (a @ b)
     y = y + beta * c if c is not None else y
-    y = y if bias is None else y + (bias if bias.shape[-1] == b.shape[-1] else bias[..., None])
+    y = y if bias is None else y + (bias if bias.shape[-1] in (1, b.shape[-1]) else bias[..., None])
     return y if activation == "none" else getattr(torch.nn.functional, activation)(y)
 
 
@@ -184,7 +184,9 @@ def recording() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu", "leaky_relu"])
-@pytest.mark.parametrize("case", ["plain", "bias", "bias of rows", "c", "batch", "one b for all"])
+@pytest.mark.parametrize(
+    "case", ["plain", "bias", "bias of rows", "bias with two axes", "bias of one row", "c", "batch", "one b for all"]
+)
 def test_gradients_match_the_formula(recording: None, activation: str, case: str) -> None:
     shapes, options = CASES[case]
     given = tensors(*shapes)

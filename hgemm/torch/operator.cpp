@@ -524,6 +524,7 @@ Tensor summed_to(Tensor const& x, at::IntArrayRef sizes) { return x.sizes() == s
 // The shape that broadcasts a bias over the rows or the columns of D.
 c10::SmallVector<int64_t, 3> broadcast(Tensor const& bias, Tensor const& d) {
   c10::SmallVector<int64_t, 3> shape;
+  if (bias.dim() == 2 && d.dim() == 2) return {bias.size(0), bias.size(1)};
   if (bias.dim() == 2) shape.push_back(bias.size(0));
   bool const row = bias.size(-1) == d.size(-1);
   shape.push_back(row ? 1 : bias.size(-1));

@@ -327,6 +327,8 @@ def _before_activation(
 
 def _broadcast(bias: Tensor, d: Tensor) -> tuple[int, ...]:
     """Return the shape that broadcasts a bias over the rows or the columns of the product."""
+    if bias.dim() == d.dim() == 2:
+        return tuple(bias.shape)
     batch = (bias.shape[0],) if bias.dim() == 2 else ()
     extent = bias.shape[-1]
     return (*batch, 1, extent) if extent == d.shape[-1] else (*batch, extent, 1)
