@@ -23,7 +23,7 @@ from hgemm.arrays import ARRAY_ADAPTERS, joined_rows, new_array, shape_of
 from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
 from hgemm.dispatch_table import DispatchTable
 from hgemm.epilogue import OF_PROBLEM
-from hgemm.errors import HostArrayError, LibraryError, ProblemError, RequestError
+from hgemm.errors import HgemmError, HostArrayError, LibraryError, ProblemError, RequestError
 from hgemm.growth import GrowingSelector, Growth
 from hgemm.kernel import Kernel, number_of, split_inputs, split_results
 from hgemm.launch_traits import INPUT
@@ -38,6 +38,7 @@ from hgemm.products import (
     check_linear,
     check_same_types,
     empty_product,
+    explain_operands,
     launcher_of,
     make_plan,
 )
@@ -512,7 +513,12 @@ class Library:
             raise ProblemError(f"out is {given}, not {shape}")
         options = {"stream": stream, "precision": precision, "batch_invariant": batch_invariant}
         columns = ARRAY_ADAPTERS[type(weight)].transpose(weight)
-        self.matmul(joined_rows(x, "x"), columns, joined_rows(out, "out"), bias, activation, **options)
+        rows, results = joined_rows(x, "x"), joined_rows(out, "out")
+        try:
+            self.matmul(rows, columns, results, bias, activation, **options)
+        except HgemmError as error:
+            explain_operands(error)
+            raise
         return out
 
     def _matmul_expression(

@@ -6,6 +6,7 @@ views, selects a kernel and loads it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,7 +17,7 @@ from hgemm.capture import preparing
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
 from hgemm.epilogue import NONE, Epilogue, columns_of_d, parse_epilogue
-from hgemm.errors import ProblemError, unknown_word
+from hgemm.errors import HgemmError, ProblemError, unknown_word
 from hgemm.kernel import Addresses, Kernel, Launcher, bias_kind_of, device_of, problem_of, split_inputs, split_results
 from hgemm.launch_traits import INPUT, OUTPUT
 from hgemm.problem import ACTIVATIONS, Kind, Problem
@@ -455,6 +456,12 @@ def check_linear(x: Any, weight: Any, bias: Any = None) -> tuple[int, ...]:
     if bias is not None and shape_of(bias, "bias")[-1:] != (n,):
         raise ProblemError(f"bias is {shape_of(bias, 'bias')}, not ({n},), for weight {shape}")
     return (*rows[:-1], n)
+
+
+def explain_operands(error: HgemmError) -> None:
+    """Add to an error of a product what its operands are in a linear layer, if it names them."""
+    if re.search(r"(?<!\d )\b[ABD]\b", str(error)):  # 16 B are bytes
+        error.args = (f"{error} (A is x, B the transpose of weight, D the result)",)
 
 
 def check_same_types(**arrays: Any) -> None:

@@ -178,6 +178,10 @@ def test_linear_names_its_own_operands(library: hgemm.Library) -> None:
         library.linear(x, w.astype("f4"))
     with pytest.raises(ProblemError, match="x is float16 and bias float32: convert one"):
         library.linear(x, w, np.zeros(72, np.float32))
+    with pytest.raises(ProblemError, match=r"A is f64: use .*\(A is x, B the transpose of weight, D the result\)$"):
+        library.linear(x.astype("f8"), w.astype("f8"))
+    with pytest.raises(ProblemError, match="activation 'tanh' is unknown: use [a-z_, ]*$"):
+        library.linear(x, w, activation="tanh")
 
 
 def test_foreign_kernels_are_not_run(library: hgemm.Library, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,8 @@ def test_errors_of_selection_keep_their_type(launching: NativeDriver) -> None:
             call(x.float(), x.float().t())
     with pytest.raises(UnsupportedError, match="hgemm cover"):
         hgemm_torch.linear(x, whole(48, 64), whole(48), "silu")
+    with pytest.raises(ProblemError, match=r"A is f32, and .*\(A is x, B the transpose of weight, D the result\)$"):
+        hgemm_torch.linear(x.float(), whole(48, 64).float())
     with pytest.raises(ProblemError, match="activation 'tanh' is unknown"):
         hgemm_torch.matmul(x, x.t(), activation="tanh")
     launching.status = 1

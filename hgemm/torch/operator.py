@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hgemm.errors import DeviceError, LibraryError, ProblemError, unknown_word
+from hgemm.errors import DeviceError, HgemmError, LibraryError, ProblemError, unknown_word
 from hgemm.library import Library, open_library
 from hgemm.problem import ACTIVATIONS
-from hgemm.products import check_linear
+from hgemm.products import check_linear, explain_operands
 from hgemm.torch import native
 
 SCHEMA = (
@@ -123,12 +123,21 @@ def linear(
     batch_invariant: bool = False,
 ) -> Tensor:
     """Return activation(x weight^T + bias). Shapes: x (..., k), weight (n, k), bias (n,), result (..., n)."""
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return _linear(x, weight, bias, activation, batch_invariant)
+    try:
         if _native is not None:
             found = _native.linear(x, weight, bias, activation, batch_invariant)
             if found is not NotImplemented:
                 return found
         check_linear(x, weight, bias)
+        return _linear(x, weight, bias, activation, batch_invariant)
+    except HgemmError as error:
+        explain_operands(error)
+        raise
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, batch_invariant: bool) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     d = matmul(rows, weight.t(), bias, activation=activation, batch_invariant=batch_invariant)
     return d.reshape(*x.shape[:-1], weight.shape[0])
