@@ -184,8 +184,9 @@ def test_failed_compilation_leaves_nothing(small_library: Library, tmp_path: Pat
     bad = tmp_path / "badcc"
     bad.write_text("#!/bin/sh\ntest \"$1\" = --version && echo bad 1.0 && exit 0\necho 'x.c: error: no' >&2\nexit 1\n")
     bad.chmod(0o755)
-    with pytest.raises(HgemmError, match="badcc failed: x.c: error: no: choose another compiler with --cc"):
-        export(library, tmp_path / "export", ExportOptions(library.symbols, compressed=False, compiler=str(bad)))
+    for compiler in (str(bad), f"env LC_ALL=C {bad}"):
+        with pytest.raises(HgemmError, match="(badcc|env) failed: x.c: error: no: choose another compiler with --cc"):
+            export(library, tmp_path / "export", ExportOptions(library.symbols, compressed=False, compiler=compiler))
     assert [path.name for path in tmp_path.iterdir()] == ["badcc"]
 
 
@@ -202,6 +203,8 @@ def test_without_a_compiler_export_writes_sources(
         and "the C compiler 'absent' is not installed" in done.stderr
         and not (tmp_path / "a").exists()
     )
+    done = call("hgemm", *words, "--to", tmp_path / "a", "--cc", "false")
+    assert done.returncode == 1 and "false --version failed" in done.stderr and not (tmp_path / "a").exists()
     monkeypatch.setenv("CC", "no-such-cc")
     done = call("hgemm", *words, "--to", tmp_path / "a")
     assert done.returncode == 1 and "the C compiler 'no-such-cc' is not installed" in done.stderr

@@ -633,9 +633,9 @@ def test_two_exports_link_into_one_program(
     assert not any(left.values()), left
 
 
-@pytest.mark.parametrize("name", ["", "Mine", "9lives", "a-b", "a" * 33, "std", "é", "mine_"])
+@pytest.mark.parametrize("name", ["", "Mine", "9lives", "a-b", "a" * 33, "std", "namespace", "é", "mine_"])
 def test_illegal_prefix_is_rejected(name: str) -> None:
-    with pytest.raises(RequestError, match="is not a valid name"):
+    with pytest.raises(RequestError, match="is (not a valid name|reserved): "):
         check_name(name)
 
 

@@ -394,4 +394,6 @@ def test_without_a_compiler_the_operator_stays_in_python(tmp_path: Path) -> None
     failing.chmod(0o755)
     with pytest.warns(UserWarning, match="fatal error: Python.h: no such file"):
         assert native.load({**environment, "CXX": str(failing)}) is None
+    with pytest.warns(UserWarning, match="env fails: fatal error: Python.h: no such file"):
+        assert native.load({**environment, "CXX": f"env {failing}"}) is None
     assert not list((tmp_path / "torch").glob("*.so"))

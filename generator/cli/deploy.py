@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -19,7 +18,7 @@ from generator.build.workers import cores
 from generator.cli.options import SIZE, filter_options, json_option, kind_from, kind_options, library_option
 from generator.cli.output import note_left_out
 from generator.errors import HgemmError, ProofError, RequestError, unknown_word
-from generator.export.c_library import ExportOptions, export, missing_tool
+from generator.export.c_library import ExportOptions, compiler_failure, export
 from generator.export.selection import (
     COLUMNS,
     SORTS,
@@ -366,7 +365,6 @@ def export_command(
     as_json: bool,
     **filters: str,
 ) -> None:
-    cc = os.path.abspath(cc) if os.sep in cc else cc  # the compiler runs in another folder
     opened = Library(library)
     rows = select_rows(opened, KernelFilter(**filters))
     symbols = [str(row["symbol"]) for row in rows]
@@ -378,11 +376,9 @@ def export_command(
             f"generate {its} again to export {its}",
             err=True,
         )
-    missing = missing_tool(cc)
-    if missing and ctx.get_parameter_source("cc") is not click.core.ParameterSource.DEFAULT:
-        raise HgemmError(
-            f"the {missing} is not installed: choose another with --cc, or omit --cc and CC to write only sources"
-        )
+    failure = compiler_failure(cc)
+    if failure and ctx.get_parameter_source("cc") is not click.core.ParameterSource.DEFAULT:
+        raise HgemmError(f"{failure}: choose another with --cc, or omit --cc and CC to write only sources")
     if not symbols:
         raise nothing_matches(opened)
     from generator.proof.jobs import executor_version  # slow to load, and needed only here
@@ -395,8 +391,7 @@ def export_command(
         raise ProofError(f"{warning}, and nothing was exported: {_how_to_prove(library)}")
     done = export(runtime, to, ExportOptions(symbols, prefix, source, not uncompressed, cc, invariant, blas))
     if not done.compiler:
-        why = f"the {missing} is not installed" if missing else f"{cc} --version failed"
-        click.echo(f"hgemm: {why}: wrote the sources; build lib/ with CMake", err=True)
+        click.echo(f"hgemm: {failure}: wrote the sources; build lib/ with CMake", err=True)
     if unproved:
         click.echo(f"hgemm: {warning}: {_how_to_prove(library)}", err=True)
     if as_json:

@@ -82,7 +82,9 @@ def _simt_image(source: str, numbers: tuple[str, ...]) -> bytes:
     return fat_binary(_KERNELS, cubins, {OLDEST: ptx})
 
 
-def build_blas(folder: Path, name: str, flags: Sequence[str], run: Callable[..., None], compiler: str) -> None:
+def build_blas(
+    folder: Path, name: str, flags: Sequence[str], run: Callable[..., None], compiler: Sequence[str]
+) -> None:
     """Compile and link lib/lib<name>_blas.so, and libraries with the names of cuBLAS and cuBLASLt, which only load it.
 
     `run` runs a command in `folder`. The archive lib/lib<name>.a must exist.
@@ -91,13 +93,13 @@ def build_blas(folder: Path, name: str, flags: Sequence[str], run: Callable[...,
     objects.mkdir()
     image = f'-D{name.upper()}_SIMT_IMAGE="{FOLDER}/simt.bin"'
     for source in SOURCES:
-        run(folder, compiler, *flags, "-Isrc", image, "-c", f"{FOLDER}/{source}.c", "-o", f"objects/{source}.o")
+        run(folder, *compiler, *flags, "-Isrc", image, "-c", f"{FOLDER}/{source}.c", "-o", f"objects/{source}.o")
     inputs = [f"objects/{source}.o" for source in SOURCES]
     library = f"lib/lib{name}_blas.so"
     link = ("-shared", "-Wl,--build-id=none", "-Wl,-z,relro", "-Wl,-z,defs")
     run(
         folder,
-        compiler,
+        *compiler,
         *link,
         f"-Wl,-soname,lib{name}_blas.so",
         "-o",
@@ -115,7 +117,7 @@ def build_blas(folder: Path, name: str, flags: Sequence[str], run: Callable[...,
         )  # programs ask for this version
         stub = ("-fPIC", "objects/empty.c", "-Wl,--no-as-needed", library, "-Wl,-rpath,$ORIGIN/..")
         version = ("-Wl,--version-script=objects/map", f"-Wl,-soname,{soname}")
-        run(folder, compiler, *link, *version, "-o", f"lib/{place}/{soname}", *stub)
+        run(folder, *compiler, *link, *version, "-o", f"lib/{place}/{soname}", *stub)
     for path in sorted(objects.iterdir()):
         path.unlink()
     objects.rmdir()

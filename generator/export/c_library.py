@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,13 +41,25 @@ from hgemm.record import SOURCE_NAME
 
 DEFAULT = "hgemm"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
-_RESERVED = {"std", "int", "char", "float", "double", "struct", "cu", "cuda", "lib"}
+_RESERVED = frozenset(
+    """std cu cuda lib main linux unix
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const const_cast consteval
+    constexpr constinit continue co_await co_return co_yield decltype default delete do double dynamic_cast else enum explicit
+    export extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or
+    or_eq private protected public register reinterpret_cast requires return short signed sizeof static static_assert
+    static_cast struct switch template this thread_local throw true try typedef typeid typename union unsigned using virtual
+    void volatile while xor xor_eq""".split()
+)
+"""Names that other code has, macros of compilers, and the keywords of C++: a prefix is the name of a namespace."""
 
 
 def check_name(name: str) -> str:
     """Return the name if it is valid in C, C++, CMake and file systems. Raises RequestError otherwise."""
     if not _NAME.fullmatch(name) or name in _RESERVED or name.endswith("_"):
-        raise RequestError(f"prefix {name!a} is not a valid name: use a to z, 0 to 9 and _, such as mylib_gemm")
+        reason = "is reserved" if name in _RESERVED else "is not a valid name"
+        raise RequestError(
+            f"prefix {name!a} {reason}: begin with a letter, then use a to z, 0 to 9 and _, at most 32, such as mylib_gemm"
+        )
     return name
 
 
@@ -131,18 +144,28 @@ _EXPORTED = '__attribute__((visibility("default")))'
 TIMEOUT_S = 300
 
 
-def missing_tool(compiler: str) -> str:
-    """Return which of the compiler and the archiver `ar` is not installed, or an empty string."""
-    if not shutil.which(compiler):
-        return f"C compiler {compiler!a}"
-    return "" if shutil.which("ar") else "archiver `ar`"
+def _command_of(compiler: str) -> list[str]:
+    """Return the words of a compiler's command, such as `ccache gcc`. The program's path becomes absolute."""
+    try:
+        words = [compiler] if shutil.which(compiler) else shlex.split(compiler) or [compiler]
+    except ValueError:
+        words = [compiler]
+    return [os.path.abspath(words[0]) if os.sep in words[0] else words[0], *words[1:]]
+
+
+def compiler_failure(compiler: str) -> str:
+    """Return why the compiler or the archiver `ar` cannot be used, or an empty string."""
+    program = _command_of(compiler)[0]
+    if not shutil.which(program):
+        return f"the C compiler {program!a} is not installed"
+    if not shutil.which("ar"):
+        return "the archiver `ar` is not installed"
+    return "" if compiler_version(compiler) else f"{compiler} --version failed"
 
 
 def compiler_version(compiler: str) -> str:
-    """Return the first line of `compiler --version`, or an empty string if a tool is missing."""
-    if missing_tool(compiler):
-        return ""
-    done = _finished([compiler, "--version"])
+    """Return the first line of `compiler --version`, or an empty string if that fails."""
+    done = _finished([*_command_of(compiler), "--version"])
     return (done.stdout.splitlines() or [""])[0] if done.returncode == 0 else ""
 
 
@@ -154,23 +177,24 @@ def build(folder: Path, name: str, compiler: str, blas: bool = False) -> None:
     Raises: HgemmError with the compiler's first error.
     """
     (folder / "lib").mkdir(exist_ok=True)
+    command = _command_of(compiler)
     objects = folder / "objects"
     for kind, api in (("a", ""), ("so", _EXPORTED)):
         (objects / kind).mkdir(parents=True)
         defines = [f"-D{name.upper()}_API={api}", f'-D{name.upper()}_IMAGES="src/images.bin"']
         for source in SOURCES:
-            _run(folder, compiler, *_FLAGS, *defines, "-c", f"src/{source}.c", "-o", f"objects/{kind}/{source}.o")
+            _run(folder, *command, *_FLAGS, *defines, "-c", f"src/{source}.c", "-o", f"objects/{kind}/{source}.o")
     archive, shared = f"lib/lib{name}.a", f"lib/lib{name}.so.{ABI}"
     _run(folder, "ar", "rcsD", archive, *(f"objects/a/{source}.o" for source in SOURCES))
     inputs = [f"objects/so/{source}.o" for source in SOURCES]
     soname = Path(shared).name  # programs ask for this name when they start
-    _run(folder, compiler, *_LINK_FLAGS, f"-Wl,-soname,{soname}", "-o", shared, *inputs, "-ldl", "-lpthread")
+    _run(folder, *command, *_LINK_FLAGS, f"-Wl,-soname,{soname}", "-o", shared, *inputs, "-ldl", "-lpthread")
     link = folder / "lib" / f"lib{name}.so"
     link.unlink(missing_ok=True)  # of an earlier build in this folder
     link.symlink_to(soname)
     shutil.rmtree(objects)
     if blas:
-        build_blas(folder, name, _FLAGS, _run, compiler)
+        build_blas(folder, name, _FLAGS, _run, command)
 
 
 def _finished(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -273,7 +297,7 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     files["table.json"] = _json(table.to_dict())
     if options.sources:
         files.update(_kernel_sources(library, options.symbols, templates))
-    compiler = compiler_version(options.compiler)
+    compiler = "" if compiler_failure(options.compiler) else compiler_version(options.compiler)
     if options.blas and not compiler:
         raise RequestError(f"--blas needs a C compiler, and {options.compiler} does not run: choose another with --cc")
     archs = tuple(sorted({record["arch"] for record in records}))

@@ -9,12 +9,14 @@ import importlib.util
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,12 +87,14 @@ def built(environment: Mapping[str, str]) -> Path:
     return get_or_build(place, build, timeout_s=len(STANDARDS) * COMPILE_TIMEOUT_S)
 
 
-def _compiler(environment: Mapping[str, str]) -> str:
+def _compiler(environment: Mapping[str, str]) -> list[str]:
+    """Return the words of the compiler's command, such as `ccache g++`. Raises: BuildError if it is not installed."""
     named = environment.get("CXX")
-    found = shutil.which(named) if named else next(filter(None, map(shutil.which, COMPILERS)), None)
-    if not found:
-        raise BuildError(f"there is no C++ compiler: install {' or '.join(COMPILERS)}, or set CXX (CXX is {named!a})")
-    return found
+    with suppress(ValueError):  # CXX is not a command
+        for words in [shlex.split(named)] if named else [[compiler] for compiler in COMPILERS]:
+            if words and shutil.which(words[0]):
+                return words
+    raise BuildError(f"there is no C++ compiler: install {' or '.join(COMPILERS)}, or set CXX (CXX is {named!a})")
 
 
 def _flags() -> tuple[str, ...]:
@@ -103,18 +107,18 @@ def _flags() -> tuple[str, ...]:
     )
 
 
-def _compile(place: Path, compiler: str) -> None:
+def _compile(place: Path, compiler: Sequence[str]) -> None:
     libraries = ("-ltorch_python", "-ltorch_cpu", "-lc10")  # loaded already, so no run path is needed
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".tmp-") as scratch:
         made, reasons = Path(scratch) / place.name, []
         for standard in STANDARDS:
-            command = [compiler, f"-std={standard}", str(SOURCE), *_flags(), *libraries, "-o", str(made)]
+            command = [*compiler, f"-std={standard}", str(SOURCE), *_flags(), *libraries, "-o", str(made)]
             try:
                 done = subprocess.run(
                     command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S
                 )
             except subprocess.TimeoutExpired:
-                raise BuildError(f"{compiler} ran for more than {COMPILE_TIMEOUT_S:.0f} s") from None
+                raise BuildError(f"{compiler[0]} ran for more than {COMPILE_TIMEOUT_S:.0f} s") from None
             if done.returncode == 0 and made.is_file():
                 seal(made)
                 made.chmod(0o700)
@@ -122,7 +126,7 @@ def _compile(place: Path, compiler: str) -> None:
                 return
             lines = done.stderr.splitlines()
             reasons.append(next((line for line in lines if "error" in line), f"status {done.returncode}"))
-    raise BuildError(f"{compiler} fails: {reasons[0]}")
+    raise BuildError(f"{compiler[0]} fails: {reasons[0]}")
 
 
 # ==== Addresses of the driver ====
