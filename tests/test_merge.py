@@ -238,3 +238,15 @@ def test_unwritable_target_names_its_option(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LibraryError, match="cannot write .*file/b: .* choose another --to$"):
         merge([tmp_path / "a"], tmp_path / "file" / "b", lambda *messages: None)
+
+
+def test_a_folder_without_kernels_is_noted_and_alone_an_error(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "b").mkdir()
+    library(tmp_path / "parts" / "a", "one")
+    done = CliRunner().invoke(command, [str(tmp_path / "parts"), str(tmp_path / "b"), "--to", str(tmp_path / "all")])
+    assert isinstance(done.exception, LibraryError) and "no kernels and no measurements" in str(done.exception)
+    assert not (tmp_path / "all").exists()
+    done = call("hgemm", "merge", tmp_path / "parts" / "a", tmp_path / "b", "--to", tmp_path / "all", "-q")
+    assert done.returncode == 0 and "1 kernel added" in done.stdout
+    assert done.stderr == f"hgemm: {tmp_path / 'b'} has no kernels and no measurements\n"

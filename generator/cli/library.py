@@ -13,7 +13,7 @@ import click
 from generator import epilogue
 from generator.cli.options import Fields, Symbol, filter_options, json_option, library_option
 from generator.cli.output import note_left_out, progress, record_text
-from generator.errors import RequestError
+from generator.errors import LibraryError, RequestError
 from generator.export.launch_header import launch_header
 from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
@@ -31,6 +31,7 @@ from generator.store.schema import schema_text
 from generator.tables import counted, fitted, line_width, to_csv, to_text
 from hgemm.errors import printable
 from hgemm.library import StoredKernel, scan
+from hgemm.measured import session_paths
 from hgemm.options import FOLDER
 from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 
@@ -258,6 +259,8 @@ proof of its files by this version. Two kernels with the same symbol and differe
 nothing is written.
 All records and hashes are checked first. To complete an interrupted merge, run the same command again.
 
+Exit status 1: a library is missing or damaged, or kernels conflict, or no library has anything to add.
+
 \b
 Examples:
   hgemm merge shard-1 shard-2 shard-3 --to emitted
@@ -283,6 +286,11 @@ def merge_command(libraries: tuple[Path, ...], to: Path, quiet: bool, as_json: b
     from generator.store.maintenance import merge
 
     symbols = {symbol for folder in (*libraries, to) if folder.is_dir() for symbol in scan(folder)}
+    empty = [str(folder) for folder in libraries if folder.is_dir() and not scan(folder) and not session_paths(folder)]
+    if len(empty) == len(libraries):
+        raise LibraryError(f"{', '.join(empty)}: no kernels and no measurements: name the folders of libraries")
+    for folder in empty:
+        click.echo(f"hgemm: {folder} has no kernels and no measurements", err=True)
     with progress(len(symbols), quiet) as show:
         done = merge(libraries, to, lambda *fields: show(Outcome(*fields)), executor_version())
     if as_json:
