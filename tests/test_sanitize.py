@@ -14,7 +14,7 @@ from generator.errors import RequestError
 from generator.proof.executor import HostToolchain
 from generator.ptx.parser import parse
 from generator.sanitize.check import schedules
-from generator.sanitize.description import description_of, read_description, read_module
+from generator.sanitize.description import Pointer, description_of, read_description, read_module
 from generator.sanitize.running import SanitizeRequest, run_schedule
 from generator.sanitize.starter import launch_file
 
@@ -264,6 +264,8 @@ def test_the_first_launch_file_is_complete_and_is_not_overwritten(tmp_path, caps
     assert written == launch_file(path, parse(MIRROR).kernel(), parse(MIRROR))
     status, _, err = hgemm(capsys, "sanitize", path, "--init")
     assert status == 2 and "exists: remove it" in err
+    _, out, _ = hgemm(capsys, "sanitize", path, "--init", "--launch", tmp_path / "other.toml")
+    assert out.endswith(f"then run `hgemm sanitize {path} --launch {tmp_path / 'other.toml'}`\n")
 
 
 STRUCT = """
@@ -287,3 +289,31 @@ def test_the_first_launch_file_has_the_fields_of_a_struct(tmp_path):
         (16, "Scalar", "u32"),
         (20, "Scalar", "f32"),
     ]
+
+
+BY_ADDRESS = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry scaled(.param .align 8 .b8 rows[24])
+{
+  .reg .b32 %r<3>; .reg .f32 %f<2>; .reg .b64 %rd<7>;
+  mov.b64 %rd1, rows;
+  add.s64 %rd2, %rd1, 16;
+  ld.param.v2.u32 {%r1, %r2}, [%rd2];
+  ld.param.u64 %rd3, [%rd2+-16];
+  ld.param.u64 %rd4, [%rd1+8];
+  cvta.to.global.u64 %rd5, %rd3;
+  cvta.to.global.u64 %rd6, %rd4;
+  ld.global.f32 %f1, [%rd5];
+  st.global.f32 [%rd6], %f1;
+  ret;
+}
+"""
+
+
+def test_the_first_launch_file_follows_the_address_of_a_struct(tmp_path):
+    module, file = parse(BY_ADDRESS), tmp_path / "scaled.toml"
+    file.write_text(launch_file(tmp_path / "scaled.ptx", module.kernel(), module))
+    (rows,) = read_description(file, module).parameters
+    kinds = {at: "pointer" if isinstance(one, Pointer) else one.type for at, one in rows.fields}
+    assert kinds == {0: "pointer", 8: "pointer", 16: "u32", 20: "u32"}

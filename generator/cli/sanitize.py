@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -140,7 +141,9 @@ def _write_launch_file(path: Path, launch: Path, name: str) -> None:
     if launch.exists():
         raise RequestError(f"{launch} exists: remove it, or name another file with --launch")
     write_atomically(launch, launch_file(path, kernel, module).encode(), "--launch")
-    click.echo(f"{launch} written: change the lines with CHANGE, then run `hgemm sanitize {path}`")
+    other = "" if launch == path.with_suffix(".toml") else f" --launch {shlex.quote(str(launch))}"
+    command = f"hgemm sanitize {shlex.quote(str(path))}{other}"
+    click.echo(f"{launch} written: change the lines with CHANGE, then run `{command}`")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from generator.ptx.parser import (
     Address,
     Instruction,
     Module,
+    Number,
     PtxKernel,
     Register,
     Symbol,
@@ -128,19 +129,31 @@ def _loads(kernel: PtxKernel) -> tuple[dict[Place, str], set[Place]]:
     after cvta.to."""
     types: dict[Place, str] = {}
     loaded: dict[str, Place] = {}
+    pointing: dict[str, Place] = {}  # registers that hold the address of a part of a parameter
+    parameters = {one.name for one in kernel.parameters}
     addresses = set()
     for one in kernel.body:
         if not isinstance(one, Instruction):
             continue
         target, source = (*one.operands, None, None)[:2]
         if one.opcode.startswith("ld.param"):
-            if isinstance(source, Address) and isinstance(source.base, Symbol):
+            base = source.base if isinstance(source, Address) else None
+            name, first = (
+                pointing.get(base.name, ("", 0)) if isinstance(base, Register) else (getattr(base, "name", ""), 0)
+            )
+            if name in parameters:
                 kind = one.opcode.rpartition(".")[2]
                 for i, register in enumerate(target.parts if isinstance(target, Vector) else (target,)):
-                    place = source.base.name, source.offset + i * bits_of_type(kind) // 8
+                    place = name, first + source.offset + i * bits_of_type(kind) // 8
                     types[place] = kind
                     if isinstance(register, Register):
                         loaded[register.name] = place
+        elif one.opcode.startswith("mov.") and isinstance(source, Symbol) and source.name in parameters:
+            pointing[target.name] = source.name, 0
+        elif one.opcode.startswith("add.") and isinstance(source, Register) and source.name in pointing:
+            name, first = pointing[source.name]
+            if isinstance(step := one.operands[2], Number):
+                pointing[target.name] = name, first + step.value
         elif one.opcode.startswith("cvta.to.global") and isinstance(source, Register):
             addresses.add(loaded.get(source.name))
         else:
