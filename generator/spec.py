@@ -471,7 +471,7 @@ FIELDS = (
         WordParser(FORMS),
         TARGET,
         "NAMES",
-        "How the kernel is written: atoms, cute (all of CuTe), dsl (CuTe DSL).",
+        "How the source is written: on CuTe's atoms (atoms), with all of CuTe (cute), in CuTe DSL (dsl).",
         families=(_MMA_SYNC, _WGMMA),
     ),
     Field("ctas_per_sm", IntegerParser(1, 32), TARGET, "N", "CTAs that an SM holds at once. Limits the registers."),
@@ -591,7 +591,7 @@ FIELDS = (
         IntegerParser(1, 16, readable=64),
         PIPELINE,
         "N",
-        "Stages, 3 or 2:5. From 1 to 16; with wgmma or TMA from 2.",
+        "Stages of the pipeline: 3, or 2:5. 1 to 16; with wgmma or TMA, at least 2.",
         symbol=lambda spec: f"s{spec.stages}",
         meaning="Stages of the pipeline.",
     ),
@@ -600,7 +600,7 @@ FIELDS = (
         IntegerParser(1, 2, readable=8),
         PIPELINE,
         "N",
-        "Fragments read ahead: 2 (one ahead) or 1 (none).",
+        "Buffers of fragments: 2 (the next ones are read during the products) or 1.",
         examples=("1", "2"),
         families=_WARPS,
     ),
@@ -609,8 +609,8 @@ FIELDS = (
         WordParser(("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma", "ldg")),
         PIPELINE,
         "METHODS",
-        "Global to shared memory: cp_async, ldg_sts, ldg_sts_scalar, ldg_sts_unaligned, tma; to registers, for few rows: ldg. "
-        "wgmma takes tma and cp_async.",
+        "How A and B are loaded. To shared memory: cp_async, ldg_sts, ldg_sts_scalar, ldg_sts_unaligned, tma. "
+        "To registers, for few rows: ldg. wgmma supports tma and cp_async.",
     ),
     Field(
         "store_spacing",
@@ -657,7 +657,7 @@ FIELDS = (
         WordParser(("row", "zigzag")),
         PIPELINE,
         "NAMES",
-        "Order of a warp's atoms: row, zigzag.",
+        "Order of a warp's tensor instructions: row, zigzag.",
         families=_WARPS,
     ),
     Field(
@@ -720,7 +720,11 @@ FIELDS = (
         meaning="Expression of D, in JSON; none if beta, bias and activation define D.",
     ),
     Field(
-        "store", WordParser(("direct", "smem", "tma")), EPILOGUE, "NAMES", "Store D direct, through smem, or by tma."
+        "store",
+        WordParser(("direct", "smem", "tma")),
+        EPILOGUE,
+        "NAMES",
+        "How D is stored: direct, smem (through shared memory), tma.",
     ),
 )
 """Every field, in the order of help texts and of sweeps."""
@@ -729,7 +733,7 @@ BY_FIELD = {row.name: row for row in FIELDS}
 
 _SHARED = {
     "dtype": f"Type of A and B: {_listed(_INPUTS)}.",
-    "align": f"Alignment in elements: {_listed(_ALIGNS)}.",
+    "align": f"Alignment of the operands, in elements: {_listed(_ALIGNS)}.",
     "smem": "Placement of A and B: auto, none, 128B, 64B, 32B (swizzles), pad:H, pad_alternate:H, xor:B,M,S.",
 }
 """Help of the options that set several fields."""

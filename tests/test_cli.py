@@ -440,7 +440,7 @@ def test_missing_wheel_gives_a_one_line_error(capsys, monkeypatch, tmp_path: Pat
 def test_help_names_every_option_in_groups(capsys) -> None:
     _, out, _ = generate(capsys, "--help")
     assert all(f"  {option.flag}" in out for option in SPEC_OPTIONS)
-    assert {"Target:", "Epilogue:", "Run:", "Answer:"} <= {*out.splitlines()}
+    assert {"Target:", "Epilogue:", "Run:", "Options:"} <= {*out.splitlines()}
     assert "Examples:\n    generate --arch sm_89 --tile 128x128x32\n" in out
 
 

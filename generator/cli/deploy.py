@@ -343,7 +343,7 @@ Examples:
 @click.option("--blas", is_flag=True, help="Also build libhgemm_blas.so, which programs use instead of cuBLAS.")
 @click.option("--source", is_flag=True, help="Also write the kernels' sources, to compile them into your own files.")
 @click.option(
-    "--require-proof", is_flag=True, help="Fail if a kernel has no proof of its files on the CPU by this version."
+    "--require-proof", is_flag=True, help="Fail if the record of a kernel has no proof on the CPU by this version."
 )
 @click.option("--uncompressed", is_flag=True, help="Embed cubins and PTX uncompressed. This needs no nvFatbin.")
 @click.option(

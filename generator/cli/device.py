@@ -100,7 +100,7 @@ Examples:
     type=click.IntRange(min=0),
     metavar="N",
     default=0,
-    help="With --splits: the first tiles, which are not split. In tiles of whole clusters.",
+    help="With --splits: number of first tiles, or clusters of tiles, that are not split.",
 )
 @junit_option
 @json_option
@@ -188,8 +188,8 @@ nothing else is written, and that two runs give the same bits.
 --emulate translates the kernel's PTX to C++, compiles it with this machine's C++ compiler (CXX), and runs every thread of it on
 the CPU, under adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of
 uninitialised memory, and counts bank conflicts. The proof is stored in the kernel's record. A kernel that has a proof by this
-version is not run again, unless --force is given. A kernel whose source or PTX this version would not write is not run without
---trust.
+version is not run again, unless --force is given. Without --trust, a kernel is not run if this version would write
+another source or PTX for it.
 
 --device --bits compares results byte for byte with what each kernel's order of accumulation predicts, with the other kernels of
 that order, and with cuBLASLt. It needs a C++ compiler (CXX).
@@ -223,7 +223,9 @@ Examples:
     "--force", is_flag=True, help="With --emulate: also run kernels whose records have a proof by this version."
 )
 @click.option(
-    "--trust", is_flag=True, help="Also run kernels whose source or PTX this version would not write. Stores no proof."
+    "--trust",
+    is_flag=True,
+    help="Also run kernels for which this version would write another source or PTX. Stores no proof.",
 )
 @library_option
 @filter_options
@@ -363,7 +365,7 @@ kernels of its layout and types:
   3. Finalists run in rounds, forwards and backwards, as graphs of launches. Operands are random and fill the L2 cache 3 times.
 
 A kernel that leaves options to the launch runs with its default ones, or with several (--options). cuBLASLt computes the problem's
-bias and activation in its epilogue. A note says where it has none.
+bias and activation in its epilogue. A note names problems for which it has none.
 
 --epilogue measures kernels of an expression, which have no baseline. Their inputs are random, and scalars are 0.5, except alpha and
 beta, which are 1. Only D is checked. For a gated pair, n counts the columns of B.
@@ -419,9 +421,10 @@ _TUNE_HELP = """Find the fastest kernel for each problem by measuring, and recor
 
 From then on, the library and its exports select by these measurements.
 
-Candidates are kernels of the library, and specs of search tables that are not built yet: nearly all tiles on sm_90a. `hgemm tune`
-ranks them by the cost model, and by the model corrected with measurements of nearby problems. At least 2 of 5 candidates are
-kernels that the library had before this run, if it has that many. Worker processes build missing kernels while the GPU measures.
+Candidates are kernels of the library, and specs of search tables that are not built yet. On sm_90a, the search table contains
+nearly all tiles. `hgemm tune` ranks candidates by the cost model, and by the model corrected with measurements of nearby
+problems. At least 2 of 5 candidates are kernels that the library had before this run, if it has that many. Worker processes
+build missing kernels while the GPU measures.
 
 A kernel that leaves options to the launch, such as the splits of k, is screened with several (--options). The best ones are
 stored with its time, and launches take them.

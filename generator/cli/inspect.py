@@ -57,9 +57,9 @@ _EXPLAIN_HELP = """Explain a request, or a kernel of a library. Build nothing.
 
 The options are those of `generate`, including lists and ranges. Instead of them, give a SYMBOL, as for `hgemm show`.
 
-For a legal spec, the answer includes what bounds it on a card: the cycles of an SM that one k-tile takes on the tensor
-cores, for its copies, and for its fragment reads. These come from a table of the card's numbers, which says whether each was
-measured. With --m, the answer also shows how the tiles fill the card.
+For a legal spec, the answer includes what limits it on a card: the cycles that one k-tile takes on an SM, for tensor
+instructions, copies and fragment reads. They come from a table of the card's figures, and the answer says which were
+measured. With --m, it also predicts the time of a problem.
 
 Exit status 2: no combination is legal.
 

@@ -46,8 +46,9 @@ _INSTRUCTION = "sass_"
 
 _LIST_HELP = """List the kernels of a library.
 
-The table shows the fields that were filtered or sorted by, then the fields in which the kernels differ and other usual ones if
-they fit 100 columns (or the terminal), then the symbol. --columns, --csv and --json are complete.
+The columns of the table are the fields of your filters and --sort, then fields in which the kernels differ, then other usual
+ones, and the symbol. The table leaves out fields that do not fit 100 columns, or the terminal. --columns, --csv and --json
+leave out none.
 
 --where compares fields with numbers and texts by < <= = != >= >, matches texts by like 'a*b', and joins conditions by and, or,
 not and parentheses. A field alone selects the kernels for which it is true. --fields lists the fields.

@@ -58,9 +58,9 @@ _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 _GENERATE_HELP = """Generate HGEMM kernels: write the source, compile and inspect it, and add it to a library. No GPU is needed.
 
-Lists and ranges sweep: --tile 128x128x32,256x128x32 --stages 2:5 builds every combination. An option that is given twice adds
-to its list. Fields that are not set are planned. Illegal combinations are skipped and counted. A single illegal request is
-rejected with every rule that it violates.
+Lists and ranges sweep: --tile 128x128x32,256x128x32 --stages 2:5 builds every combination. If an option is given twice, its
+lists are joined. The planner chooses the fields that you do not set. Illegal combinations are skipped and counted. A single
+illegal request is rejected with every rule that it violates.
 """
 _GENERATE_EPILOG = """\b
 Examples:
@@ -96,7 +96,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         flag_value="all",
         type=WordList(partial(_complete, "generator.catalog")),
         metavar="[GROUPS]",
-        help="The shipped kernels, or groups: general,half. blas has more for cuBLAS programs.",
+        help="Build the shipped kernels, or groups of them: general,half. The group blas is for cuBLAS programs.",
     ),
 )
 @grouped_option(
@@ -170,18 +170,18 @@ def _complete(module: str, begun: str) -> Sequence[str]:
 @grouped_option(
     "Run", click.option("--allow-spills", is_flag=True, help="Keep kernels that spill registers, and mark them.")
 )
-@grouped_option("Answer", json_option)
+@grouped_option("Options", json_option)
 @grouped_option(
-    "Answer",
+    "Options",
     junit_option,
 )
 @grouped_option(
-    "Answer",
+    "Options",
     click.option("--explain", is_flag=True, help="Print the plan, or every violated rule. Build nothing."),
 )
-@grouped_option("Answer", click.option("--dry-run", is_flag=True, help="Print what would be built. Build nothing."))
-@grouped_option("Answer", click.option("-q", "--quiet", is_flag=True, help="No progress on stderr."))
-@grouped_option("Answer", click.option("--debug", is_flag=True, help="Show the traceback of an error."))
+@grouped_option("Options", click.option("--dry-run", is_flag=True, help="Print what would be built. Build nothing."))
+@grouped_option("Options", click.option("-q", "--quiet", is_flag=True, help="No progress on stderr."))
+@grouped_option("Options", click.option("--debug", is_flag=True, help="Show the traceback of an error."))
 @click.version_option(__version__, prog_name="generate")
 @click.pass_context
 def generate_command(ctx: click.Context, **options) -> None:

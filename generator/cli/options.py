@@ -166,7 +166,7 @@ class GroupedCommand(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record:
-                groups.setdefault(getattr(param, "group", "Answer"), []).append(record)
+                groups.setdefault(getattr(param, "group", "Options"), []).append(record)
         for group, records in groups.items():
             with formatter.section(group):
                 formatter.write_dl(records)

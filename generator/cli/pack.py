@@ -81,7 +81,7 @@ _CHECK_SHAPE = "8x128x256"
     default=100 * MAX_LOSS,
     show_default=True,
     metavar="PERCENT",
-    help="Predicted time over the best candidate's, at most. A larger loss needs fewer kernels.",
+    help="Largest predicted loss of time to the best candidate. A larger one needs fewer kernels.",
 )
 @click.option("--invariant", is_flag=True, help="Only kernels that sum k in one order, without splits.")
 @click.option("--dry-run", "--explain", "dry_run", is_flag=True, help="Print layers and kernels; build nothing.")

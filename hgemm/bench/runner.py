@@ -425,8 +425,8 @@ def options_option(default: int) -> Callable[[Function], Function]:
         "--options",
         click.IntRange(1),
         default,
-        "For each kernel that leaves options to the launch, such as the splits of k: how many of them to measure, those with the "
-        "lowest estimates.",
+        "How many launch options, such as splits of k, to measure for each kernel that leaves them to the launch. "
+        "Those with the lowest estimates are measured.",
     )
 
 
