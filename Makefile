@@ -48,8 +48,8 @@ wheels: $(VENV)/.wheels  ## Build wheels of the generator and of the compiled ca
 	$(VENV)/bin/python packaging/build_wheels.py $(WHEELS)
 
 lint: $(INSTALLED)  ## Check style, and the types of the package hgemm and of a client
-	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks
-	$(VENV)/bin/ruff format --check generator hgemm tests docs benchmarks
+	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks examples packaging
+	$(VENV)/bin/ruff format --check generator hgemm tests docs benchmarks examples packaging
 	$(VENV)/bin/python -m mypy
 
 docs: $(VENV)/.docs  ## Build the documentation site into build/site

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,3 +123,13 @@ def test_targets_of_make_exist(page: Path) -> None:
 def test_the_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "make generate" in text and "make test" in text
+
+
+SCRIPTS = [path for folder in ("clients", "sanitize") for path in sorted((ROOT / "examples" / folder).glob("*.py"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_an_example_without_arguments_names_what_it_needs(script: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and (done.returncode == 0) == (not done.stderr)
+    assert not any(tmp_path.iterdir())

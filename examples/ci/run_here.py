@@ -8,6 +8,7 @@ FOLDER is created if it is missing, and kept: the second run finds its kernels, 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -27,7 +28,9 @@ def commands(workflow: str) -> list[list[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    folder = Path(arguments[0] if arguments else "build/ci")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("build/ci"), help="default: build/ci")
+    folder = parser.parse_args(arguments).folder
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "kernels.toml", folder)
     environment = {**os.environ, "HGEMM_CACHE_DIR": ".hgemm"}

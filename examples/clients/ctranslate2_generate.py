@@ -9,7 +9,7 @@ CTranslate2 opens libcublas.so.12 by name, and gets libhgemm_blas.so. Two models
 tokens in f16 and bf16, greedily and with 4 beams. A token is right if float32 gives it the highest probability, and tied if the
 difference to the highest log-probability is below a tolerance. `--cublas` names a folder with the real libcublas.so.12 or .13:
 then processes with our kernels and processes with cuBLAS, all loaded, measure in turns.
-Exit status: 0 all tokens are right or tied, 1 some are not, or this machine has no GPU.
+Exit status: 0 all tokens are right or tied, 1 some are not, 77 this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ def main() -> int:
     if ctranslate2.__version__ != VERSION:
         print(f"this is CTranslate2 {ctranslate2.__version__}; the script was written for {VERSION}", file=sys.stderr)
     if ctranslate2.get_cuda_device_count() == 0:
-        print("no GPU")
-        return 1
+        print("no NVIDIA GPU", file=sys.stderr)
+        return 77
     ours = [options.export.resolve() / "lib" / "blas"]
     report: dict = {"ctranslate2": ctranslate2.__version__, "tokens": {}, "rates": {}}
     wrong = 0
@@ -317,4 +317,9 @@ if __name__ == "__main__":
     for option, run in (("--generate", generate), ("--measure", measure)):
         if option in sys.argv:
             raise SystemExit(run(*sys.argv[sys.argv.index(option) + 1 :]))
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"{error.name} is not installed: {__file__} names what to install in its first lines"
+        ) from None

@@ -270,5 +270,10 @@ if __name__ == "__main__":
     if "--work" in sys.argv:
         model, result, device, *task = sys.argv[sys.argv.index("--work") + 1 :]
         print(json.dumps(work(model, result, device == "gpu", bool(task))))
-    else:
+        raise SystemExit
+    try:
         raise SystemExit(main())
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"{error.name} is not installed: {__file__} names what to install in its first lines"
+        ) from None

@@ -5,7 +5,7 @@
 
 Four models with random weights, a Llama, a Qwen2, a GPT-2 and a Mistral, generate greedily in f16 and bf16. A token may differ
 where torch itself gives two tokens nearly the same logit. Needs torch 2.9 or later and transformers.
-Exit status: 0 the results agree, 1 they differ, or this machine has no GPU.
+Exit status: 0 the results agree, 1 they differ, 77 this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def main() -> int:
     import hgemm.torch
 
     if not torch.cuda.is_available():
-        print("no GPU")
-        return 1
+        print("no NVIDIA GPU", file=sys.stderr)
+        return 77
     hgemm.torch.use(options.library)
     results = {}
     with torch.inference_mode():
@@ -109,4 +109,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        raise SystemExit(main())
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"{error.name} is not installed: {__file__} names what to install in its first lines"
+        ) from None

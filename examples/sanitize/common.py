@@ -35,11 +35,17 @@ def missing(package: str, how: str) -> None:
     raise SystemExit(f"{package} is missing: {how}")
 
 
-def checkout(argument: str | None, file: str, url: str) -> Path:
-    """Return the folder of a checkout that the user names, or end the script."""
-    if not argument or not (Path(argument) / file).is_file():
-        raise SystemExit(f"usage: {sys.argv[0]} CHECKOUT\nCHECKOUT is a clone of {url}: git clone --depth 1 {url}")
-    return Path(argument)
+def checkouts(files: Mapping[str, str]) -> list[Path]:
+    """Return the folders of checkouts that the user names, one for each URL in `files`, or end the script.
+
+    `files` has a file of each checkout.
+    """
+    folders = {url: Path(word) for url, word in zip(files, sys.argv[1:], strict=False)}
+    if all(url in folders and (folders[url] / file).is_file() for url, file in files.items()):
+        return [*folders.values()]
+    words = {url: url.rpartition("/")[2].upper() for url in files}
+    clones = [f"{word} is a clone: git clone --depth 1 {url}" for url, word in words.items()]
+    raise SystemExit("\n".join([f"usage: {sys.argv[0]} {' '.join(words.values())}", *clones]))
 
 
 def nvrtc(

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from common import Fault, Known, checkout, missing, sanitize
+from common import Fault, Known, checkouts, missing, sanitize
 
 URL = "https://github.com/NVIDIA/cutlass"
 FILE = "examples/python/CuTeDSL/cute/hopper/kernel/dense_gemm/dense_gemm.py"
@@ -110,7 +110,7 @@ FAULTS = (
 )
 
 if __name__ == "__main__":
-    found = checkout(sys.argv[1] if len(sys.argv) > 1 else None, FILE, URL)
+    (found,) = checkouts({URL: FILE})
     ptx = compiled(found / FILE)
     epilogue = ptx[ptx.rindex("wgmma.wait_group") :]
     all_store = "elect.sync" not in epilogue

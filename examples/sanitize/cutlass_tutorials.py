@@ -9,10 +9,9 @@ The device code comes from the checkout. This script leaves out the host code an
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
-from common import Fault, Known, checkout, nvrtc, sanitize
+from common import Fault, Known, checkouts, nvrtc, sanitize
 
 URL = "https://github.com/NVIDIA/cutlass"
 TUTORIAL = "examples/cute/tutorial"
@@ -135,6 +134,6 @@ def check_wgmma(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    found = checkout(sys.argv[1] if len(sys.argv) > 1 else None, f"{TUTORIAL}/sgemm_1.cu", URL)
+    (found,) = checkouts({URL: f"{TUTORIAL}/sgemm_1.cu"})
     check_sgemm(found)
     check_wgmma(found)

@@ -7,9 +7,7 @@ python examples/sanitize/deepgemm_bf16.py DeepGEMM cutlass
 
 from __future__ import annotations
 
-import sys
-
-from common import Fault, Known, checkout, nvrtc, sanitize
+from common import Fault, Known, checkouts, nvrtc, sanitize
 
 URL, CUTLASS_URL = "https://github.com/deepseek-ai/DeepGEMM", "https://github.com/NVIDIA/cutlass"
 M, N, K = 144, 128, 576
@@ -100,9 +98,8 @@ FAULTS = (
 
 
 def main() -> None:
-    named = [*sys.argv[1:], None, None]
-    folder = checkout(named[0], "deep_gemm/include/deep_gemm/impls/sm90_bf16_gemm.cuh", URL)
-    cutlass = checkout(named[1], "include/cutlass/cutlass.h", CUTLASS_URL)
+    files = {URL: "deep_gemm/include/deep_gemm/impls/sm90_bf16_gemm.cuh", CUTLASS_URL: "include/cutlass/cutlass.h"}
+    folder, cutlass = checkouts(files)
     folders = [folder / "deep_gemm/include", cutlass / "include"]
     ptx = nvrtc(SOURCE, "sm_90a", folders, ["-std=c++20", "--device-int128"], STAND_INS)
     sanitize("deepgemm_bf16", ptx, LAUNCH, FAULTS, known=NO_LAST_WAIT)

@@ -6,10 +6,9 @@ python examples/sanitize/siboehm_sgemm.py SGEMM_CUDA
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
-from common import Fault, checkout, nvrtc, sanitize
+from common import Fault, checkouts, nvrtc, sanitize
 
 M, N, K = 256, 256, 48
 URL = "https://github.com/siboehm/SGEMM_CUDA"
@@ -112,7 +111,7 @@ beta = 0.5
 
 
 def main() -> None:
-    folder = checkout(sys.argv[1] if len(sys.argv) > 1 else None, "src/kernels/10_kernel_warptiling.cuh", URL)
+    (folder,) = checkouts({URL: "src/kernels/10_kernel_warptiling.cuh"})
     for kernel in KERNELS:
         # the first file defines what the others use, too
         files = f"#include <10_kernel_warptiling.cuh>\n#include <{kernel.file}>\n"
