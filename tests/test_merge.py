@@ -240,12 +240,12 @@ def test_unwritable_target_names_its_option(tmp_path: Path) -> None:
         merge([tmp_path / "a"], tmp_path / "file" / "b", lambda *messages: None)
 
 
-def test_a_folder_without_kernels_is_noted_and_alone_an_error(tmp_path: Path) -> None:
+def test_an_empty_library_is_noted_and_another_folder_rejected(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "b").mkdir()
     library(tmp_path / "parts" / "a", "one")
-    done = CliRunner().invoke(command, [str(tmp_path / "parts"), str(tmp_path / "b"), "--to", str(tmp_path / "all")])
-    assert isinstance(done.exception, LibraryError) and "no kernels and no measurements" in str(done.exception)
+    done = CliRunner().invoke(command, [str(tmp_path / "parts"), "--to", str(tmp_path / "all")])
+    assert isinstance(done.exception, LibraryError) and "no kernels and no measurements: name" in str(done.exception)
     assert not (tmp_path / "all").exists()
     done = call("hgemm", "merge", tmp_path / "parts" / "a", tmp_path / "b", "--to", tmp_path / "all", "-q")
     assert done.returncode == 0 and "1 kernel added" in done.stdout

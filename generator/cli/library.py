@@ -260,7 +260,7 @@ proof of its files by this version. Two kernels with the same symbol and differe
 nothing is written.
 All records and hashes are checked first. To complete an interrupted merge, run the same command again.
 
-Exit status 1: a library is missing or damaged, or kernels conflict, or no library has anything to add.
+Exit status 1: a library is missing or damaged, kernels conflict, or a folder is not a library.
 
 \b
 Examples:
@@ -287,10 +287,12 @@ def merge_command(libraries: tuple[Path, ...], to: Path, quiet: bool, as_json: b
     from generator.store.maintenance import merge
 
     symbols = {symbol for folder in (*libraries, to) if folder.is_dir() for symbol in scan(folder)}
-    empty = [str(folder) for folder in libraries if folder.is_dir() and not scan(folder) and not session_paths(folder)]
-    if len(empty) == len(libraries):
-        raise LibraryError(f"{', '.join(empty)}: no kernels and no measurements: name the folders of libraries")
+    empty = [folder for folder in libraries if folder.is_dir() and not scan(folder) and not session_paths(folder)]
     for folder in empty:
+        if any(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise LibraryError(
+                f"{folder} has folders, but no kernels and no measurements: name the folder of a library"
+            )
         click.echo(f"hgemm: {folder} has no kernels and no measurements", err=True)
     with progress(len(symbols), quiet) as show:
         done = merge(libraries, to, lambda *fields: show(Outcome(*fields)), executor_version())
