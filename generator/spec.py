@@ -189,8 +189,8 @@ class Raster(_Sized):
 
     plain: ClassVar[tuple[str, ...]] = ("row", "column", LAUNCH)
     sized: ClassVar[dict[str, tuple[str, str]]] = {
-        "group": ("TILES", "1 or more rows of tiles, as group:8"),
-        "panel": ("COLUMNS", "columns of D, as panel:1024"),
+        "group": ("TILES", "1 to 999,999 rows of tiles, as group:8"),
+        "panel": ("COLUMNS", "1 to 999,999 columns of D, as panel:1024"),
     }
     unsupported: ClassVar[dict[str, str]] = {"hilbert": "group:TILES"}
 
@@ -855,6 +855,11 @@ _ALSO_CALLED = {
     "to": "library",
 }
 """Names of options in other projects, with the option here."""
+_OF_THE_COMMAND = frozenset(
+    "library jobs executor address worker_timeout shard force verify allow_spills json junit explain dry_run quiet catalog kernels "
+    "recipe".split()
+)
+"""Options of `generate` that are not part of a spec."""
 
 
 def flag_meant_by(flag: str) -> str:
@@ -881,7 +886,10 @@ def option_of(name: str) -> SpecOption:
     exact = [option for option in SPEC_OPTIONS if option.fields == (plain,)]
     if exact:
         return exact[0]
-    called = [_ALSO_CALLED[plain]] if plain in _ALSO_CALLED else []
+    meant = _ALSO_CALLED.get(plain, plain)
+    if meant in _OF_THE_COMMAND:
+        raise RequestError(f"a spec has no '{name}': write --{meant.replace('_', '-')} on the command line")
+    called = [meant] if plain in _ALSO_CALLED else []
     near = called or closest_words(plain, [*BY_NAME, *BY_FIELD], cutoff=0.4)
     hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(BY_NAME)}"
     raise RequestError(f"a spec has no '{name}': {hint}")

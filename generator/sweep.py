@@ -66,7 +66,7 @@ class Shard:
         match = _SHARD.fullmatch(text.strip())
         number, count = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= number <= count:
-            raise RequestError(f"--shard {text} is malformed: write i/n with 1 <= i <= n, such as 2/16")
+            raise RequestError(f"--shard {text} is malformed: write i/n with 1 <= i <= n <= 999999, such as 2/16")
         return cls(number, count)
 
     def takes(self, symbol: str) -> bool:
@@ -81,7 +81,7 @@ class Shard:
 
 
 MAX_COMBINATIONS = 50_000
-_RANGES = ("stages", "fragment_stages", "ctas_per_sm", "consumers")
+_RANGES = ("stages", "fragment_stages", "ctas_per_sm", "consumers", "split_k")
 _RANGE = re.compile(r"(\d{1,4}):(\d{1,4})(?::(\d{1,4}))?")
 _FOREIGN_RANGE = re.compile(r"(\d+) *(?:-|\.\.) *(\d+)")
 """Ranges in other notations, for the error message."""
@@ -188,6 +188,9 @@ def _axes(texts: Texts) -> list[tuple[SpecOption, list[dict[str, Any]]]]:
     options = {option_of(name): text for name, text in texts.items()}
     places = {option.name: place for place, option in enumerate(SPEC_OPTIONS)}
     ordered = sorted(options, key=lambda option: places[option.name])
+    for option, next_option in itertools.pairwise(ordered):
+        if option.fields == next_option.fields:  # such as --split-k and --schedule
+            raise RequestError(f"{option.flag} and {next_option.flag} set the same field: remove one of them")
     return [(option, _values(option, options[option], option.flag)) for option in ordered]
 
 
@@ -331,8 +334,8 @@ _SMEM_FIELDS = ("smem_a", "smem_b")
 
 
 def _schedule(word: str, called: str) -> Any:
-    if not word.isdecimal():
-        raise RequestError(f"{called} {word!a} is not a number of splits: write 2 or more")
+    if not word.isdecimal() or int(word) == 0:
+        raise RequestError(f"{called} {word!a} is not a number of splits: write 2 to 64, or 1 for one_tile")
     return parse_field("schedule", "one_tile" if int(word) == 1 else f"split_k:{word}", called)
 
 

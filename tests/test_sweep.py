@@ -37,6 +37,7 @@ def fields(*names: str, **texts: str) -> list[tuple[str, ...]]:
 )
 def test_ranges_include_their_end(text: str, expected: list[str]) -> None:
     assert fields("stages", stages=text) == [(stages,) for stages in expected]
+    assert fields("schedule", split_k=text) == [(f"split_k:{parts}",) for parts in expected]
 
 
 def test_placements_keep_their_commas() -> None:
@@ -219,6 +220,8 @@ def test_variant_tables_are_read_but_not_beside_kernel_tables(tmp_path: Path) ->
     [
         ("stagse = 2", "no 'stagse': did you mean 'stages'"),
         ("arch = ", "is not TOML"),
+        ('library = "kernels"', "no 'library': write --library on the command line"),
+        ("output_dir = 1", "no 'output_dir': write --library on the command line"),
         ("stages = 2.5", "'stages' is a float"),
         ("stages = [2, 99]", "spec.toml: stages '99' is not a whole number from 1 to 16$"),
         ('cta_tile = "128"', "spec.toml: cta_tile '128' is malformed"),
@@ -293,6 +296,9 @@ def test_warps_without_a_tile_are_planned_as_asked(arch: str, warps: str) -> Non
         ({"warps": "4"}, "--warps '4' is malformed: write the warps along m and n"),
         ({"warp_tile": "2x2"}, "smaller than any warp tile, .* write --warps 2x2"),
         ({"split_k": "two"}, "--split-k 'two' is not a number of splits"),
+        ({"split_k": "0"}, "--split-k '0' is not a number of splits: write 2 to 64, or 1 for one_tile"),
+        ({"split_k": "4", "schedule": "stream_k"}, "--split-k and --schedule set the same field: remove one of them"),
+        ({"warps": "2x2", "warp_tile": "32x32"}, "--warps and --warp-tile set the same field: remove one of them"),
         ({"epilogue": "gelu+bias"}, "'gelu\\+bias' is not a bias with an activation after it"),
         ({"epilogue": "relu+gelu"}, "is not a bias with an activation after it"),
         ({"dtype": "fp8"}, "--dtype 'fp8' is not supported: no kernel multiplies fp8. Convert to f16"),
