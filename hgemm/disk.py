@@ -54,6 +54,11 @@ def is_unreadable(error: LibraryError) -> bool:
     return isinstance(cause, OSError) and cause.errno not in _DAMAGE
 
 
+def is_writable(folder: Path) -> bool:
+    """Return whether this user may write to a folder, and its file system allows it."""
+    return os.access(folder, os.W_OK)
+
+
 def require_writable(place: Path | None, option: str) -> None:
     """Raise LibraryError if a file cannot be written at `place`. Commands call it before long work."""
     if place is None:

@@ -250,6 +250,17 @@ def test_without_an_index_folders_are_read_and_one_line_is_logged(library, monke
     assert str(caught.value).isprintable()
 
 
+def test_an_old_index_of_a_read_only_library_needs_no_warning(library: Library, monkeypatch, caplog) -> None:
+    publish(library)
+
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr(library_module, "open_index", refuse)
+    monkeypatch.setattr(library_module, "is_writable", lambda folder: False)
+    assert symbols(library) == ["one"] and not caplog.records
+
+
 def test_an_index_that_cannot_be_written_is_still_read(library: Library, monkeypatch) -> None:
     publish(library)
     connect = sqlite3.connect

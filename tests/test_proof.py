@@ -149,6 +149,17 @@ def test_proofs_are_stored_in_records(library: Library, host_toolchain: HostTool
     assert suite.get("tests") == "20" and suite.get("failures") == "0"
 
 
+def test_kernels_of_a_read_only_library_are_verified(
+    library: Library, host_toolchain: HostToolchain, monkeypatch
+) -> None:
+    (record,) = library.records()
+    monkeypatch.setattr(verify, "is_writable", lambda folder: False)  # tests may run as root, whom no permission stops
+    result = invoke(verify.verify_command, "--emulate", "--library", library.folder)
+    assert result.exit_code == 0 and result.stdout.startswith(f"ok    {record.symbol}  20/20 shapes; ")
+    assert result.stderr == f"hgemm: {library.folder} is read-only: proofs are not stored\n"
+    assert [one.data for one in library.records()] == [record.data]
+
+
 def test_verify_takes_shapes_and_prints_json(library: Library, host_toolchain: HostToolchain) -> None:
     arguments = ["--emulate", "--library", library.folder, "--shapes", "33x17x40,8x8x8@2", "--json"]
     (answer,) = json.loads(invoke(verify.verify_command, *arguments).stdout)

@@ -36,7 +36,7 @@ from generator.tuning import GeneratedCandidates, Search, archs_of
 from hgemm.bench.runner import bench, bench_options
 from hgemm.cases import Case, Shape
 from hgemm.device import open_device
-from hgemm.disk import require_writable
+from hgemm.disk import is_writable, require_writable
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.options import FILE
 from hgemm.problem import LaunchOptions
@@ -187,9 +187,9 @@ nothing else is written, and that two runs give the same bits.
 
 --emulate translates the kernel's PTX to C++, compiles it with this machine's C++ compiler (CXX), and runs every thread of it on
 the CPU, under adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of
-uninitialised memory, and counts bank conflicts. The proof is stored in the kernel's record. A kernel that has a proof by this
-version is not run again, unless --force is given. Without --trust, a kernel is not run if this version would write
-another source or PTX for it.
+uninitialised memory, and counts bank conflicts. The proof is stored in the kernel's record, unless the library is read-only.
+A kernel that has a proof by this version is not run again, unless --force is given. Without --trust, a kernel is not run if this
+version would write another source or PTX for it.
 
 --device --bits compares results byte for byte with what each kernel's order of accumulation predicts, with the other kernels of
 that order, and with cuBLASLt. It needs a C++ compiler (CXX).
@@ -348,7 +348,9 @@ def _emulated(
 ) -> Iterator[CheckOutcome]:
     from generator.proof.jobs import Emulation, host_toolchain  # slow to load, and needed only here
 
-    emulation = Emulation(library, host_toolchain(), shapes, seed, jobs or cores())
+    emulation = Emulation(library, host_toolchain(), shapes, seed, jobs or cores(), store=is_writable(library.folder))
+    if not emulation.store:
+        click.echo(f"hgemm: {library.folder} is read-only: proofs are not stored", err=True)
     return replace(emulation, trust=trust, force=force, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
 
 

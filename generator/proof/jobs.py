@@ -448,7 +448,7 @@ class Emulation:
     """The proof of kernels of a library: shapes, seed and number of processes.
 
     Fields: with `trust`, kernels that this version would not write are run, too; their proofs are not stored. With `force`, kernels
-        are run again whose records have a proof by this version of the executor.
+        are run again whose records have a proof by this version of the executor. Without `store`, no proof is stored.
     """
 
     library: Library
@@ -459,6 +459,7 @@ class Emulation:
     timeout_s: float = TIMEOUT_S
     trust: bool = False
     force: bool = False
+    store: bool = True
     _subjects: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)
 
     def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
@@ -480,7 +481,7 @@ class Emulation:
         proofs = workers(self.jobs, self.timeout_s)
         with self._judge(len(stored_kernels)) as judge:
             for outcome in proofs.each(partial(self._outcome, judge=judge, proofs=proofs), stored_kernels):
-                if outcome.proof:
+                if outcome.proof and self.store:
                     try:
                         self._store(outcome)
                     except ProofError as error:  # of this kernel; the others go on

@@ -39,6 +39,7 @@ from generator.store.index import (
     replace_index,
 )
 from generator.store.planned import require_planned
+from hgemm.disk import is_writable
 from hgemm.library import (
     MissingKernelError,
     StoredKernel,
@@ -252,7 +253,7 @@ class Library:
         try:
             return self._with_index(lambda index: question(self._healed(index)))
         except (sqlite3.Error, OSError) as error:
-            if scan(self.folder):
+            if scan(self.folder) and is_writable(self.folder):  # else nobody can repair the index
                 self._warn(
                     f"the index of {self.folder} cannot be used ({reason_of(error)}): reading the folders instead"
                 )
