@@ -9,15 +9,16 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+import os
 import re
 import struct
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from generator.arch import ARCHS, Arch, ArchLimits
 from generator.errors import HgemmError
@@ -374,29 +375,39 @@ def _run(images: dict[str, bytes], nvdisasm: Path | None) -> dict[str, tuple[str
     if not images:
         return {}
     program = nvdisasm or find_nvdisasm()
-    outputs = {}
     try:
-        with tempfile.TemporaryDirectory(prefix="hgemm-sass-") as folder:
-            running = {arch: _start(program, arch, image, Path(folder)) for arch, image in images.items()}
+        with ExitStack() as files:
+            outs = {arch: files.enter_context(_file_in_memory()) for arch in images}
+            running = {}
             try:
-                for arch, process in running.items():
-                    _, err = process.communicate(timeout=_TIME_LIMIT_S)
-                    outputs[arch] = ((Path(folder) / f"{arch}.out").read_text(), err.decode(errors="replace"))
+                for arch, image in images.items():
+                    running[arch] = _start(program, arch, files.enter_context(_file_in_memory(image)), outs[arch])
+                errors = {arch: process.communicate(timeout=_TIME_LIMIT_S)[1] for arch, process in running.items()}
             finally:
                 for process in running.values():
                     process.kill()
                     process.wait()
+            return {arch: (_content(outs[arch]), errors[arch].decode(errors="replace")) for arch in images}
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HgemmError(f"nvdisasm cannot be run ({error}): try {program} --version") from error
-    return outputs
 
 
-def _start(program: Path, arch: str, image: bytes, folder: Path) -> subprocess.Popen[bytes]:
-    path = folder / f"{arch}.bin"
-    path.write_bytes(image)
-    command = [str(program), "--binary", arch.replace("sm_", "SM"), str(path)]
-    with open(folder / f"{arch}.out", "wb") as out:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE)
+def _file_in_memory(content: bytes = b"") -> BinaryIO:
+    """Return a file without a name: a process that is killed leaves none behind."""
+    file = os.fdopen(os.memfd_create("hgemm-sass"), "w+b", buffering=0)
+    file.write(content)
+    return file
+
+
+def _content(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+def _start(program: Path, arch: str, image: BinaryIO, out: BinaryIO) -> subprocess.Popen[bytes]:
+    source = image.fileno()
+    command = [str(program), "--binary", arch.replace("sm_", "SM"), f"/proc/self/fd/{source}"]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, pass_fds=[source])
 
 
 def _split(arch: str, sizes: dict[int, int], out: str, err: str) -> dict[int, Listing]:
