@@ -153,7 +153,7 @@ def test_kernels_of_a_read_only_library_are_verified(
     library: Library, host_toolchain: HostToolchain, monkeypatch
 ) -> None:
     (record,) = library.records()
-    monkeypatch.setattr(verify, "is_writable", lambda folder: False)  # tests may run as root, whom no permission stops
+    monkeypatch.setattr(emulate, "is_writable", lambda folder: False)  # tests may run as root, whom no permission stops
     result = invoke(verify.verify_command, "--emulate", "--library", library.folder)
     assert result.exit_code == 0 and result.stdout.startswith(f"ok    {record.symbol}  20/20 shapes; ")
     assert result.stderr == f"hgemm: {library.folder} is read-only: proofs are not stored\n"

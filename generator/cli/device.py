@@ -36,7 +36,7 @@ from generator.tuning import GeneratedCandidates, Search, archs_of
 from hgemm.bench.runner import bench, bench_options
 from hgemm.cases import Case, Shape
 from hgemm.device import open_device
-from hgemm.disk import is_writable, require_writable
+from hgemm.disk import require_writable
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.options import FILE
 from hgemm.problem import LaunchOptions
@@ -348,8 +348,8 @@ def _emulated(
 ) -> Iterator[CheckOutcome]:
     from generator.proof.jobs import Emulation, host_toolchain  # slow to load, and needed only here
 
-    emulation = Emulation(library, host_toolchain(), shapes, seed, jobs or cores(), store=is_writable(library.folder))
-    if not emulation.store:
+    emulation = Emulation(library, host_toolchain(), shapes, seed, jobs or cores())
+    if not emulation.stores:
         click.echo(f"hgemm: {library.folder} is read-only: proofs are not stored", err=True)
     return replace(emulation, trust=trust, force=force, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
 

@@ -41,6 +41,7 @@ from generator.spec import Spec
 from generator.store.library import Library
 from generator.store.proofs import subject_of, unproved, with_proof
 from hgemm.cases import Shape
+from hgemm.disk import is_writable
 from hgemm.library import StoredKernel
 from hgemm.record import PTX_NAME, dump
 
@@ -448,7 +449,7 @@ class Emulation:
     """The proof of kernels of a library: shapes, seed and number of processes.
 
     Fields: with `trust`, kernels that this version would not write are run, too; their proofs are not stored. With `force`, kernels
-        are run again whose records have a proof by this version of the executor. Without `store`, no proof is stored.
+        are run again whose records have a proof by this version of the executor.
     """
 
     library: Library
@@ -459,11 +460,15 @@ class Emulation:
     timeout_s: float = TIMEOUT_S
     trust: bool = False
     force: bool = False
-    store: bool = True
     _subjects: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def stores(self) -> bool:
+        """Return whether proofs are stored. Without a place for them, kernels are checked all the same."""
+        return is_writable(self.library.folder)
+
     def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
-        """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record."""
+        """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record, if it `stores`."""
         stored_kernels = [self.library.load(symbol) for symbol in symbols]
         fresh = iter(self._run([stored for stored in stored_kernels if not self._is_proved(stored)]))
         for stored in stored_kernels:
@@ -481,7 +486,7 @@ class Emulation:
         proofs = workers(self.jobs, self.timeout_s)
         with self._judge(len(stored_kernels)) as judge:
             for outcome in proofs.each(partial(self._outcome, judge=judge, proofs=proofs), stored_kernels):
-                if outcome.proof and self.store:
+                if outcome.proof and self.stores:
                     try:
                         self._store(outcome)
                     except ProofError as error:  # of this kernel; the others go on
