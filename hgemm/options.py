@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,6 +68,16 @@ class Words(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     ) -> list[click.shell_completion.CompletionItem]:
         before, comma, last = incomplete.rpartition(",")
         return [click.shell_completion.CompletionItem(before + comma + w) for w in self.words if w.startswith(last)]
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range. nan, which no comparison excludes, and infinity are errors."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 class NonEmptyPath(click.Path):

@@ -374,6 +374,17 @@ def test_unusable_library_gives_a_one_line_error(capsys, tmp_path: Path) -> None
     assert status == 1 and "does not exist: run `generate` first" in err
 
 
+@pytest.mark.parametrize("word", ["nan", "inf", "1e999"])
+def test_numbers_of_options_are_finite(capsys, word: str) -> None:
+    for words in (
+        ["pack", "--nk", "64x64", "--arch", "89", "--dry-run", "--loss", word],
+        ["bench", "--seconds", word],
+        ["sanitize", "kernel.ptx", "--timeout", word],
+    ):
+        status, out, err = hgemm(capsys, *words)
+        assert status == 2 and out == "" and "is not a finite number" in err or "is not in the range" in err, words
+
+
 def test_an_empty_path_is_not_the_current_folder(capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for run, words in (

@@ -292,6 +292,12 @@ def test_an_architecture_without_cp_async_has_small_tiles_without_splits() -> No
     assert all(one.plan.spec.copy == "cp_async" for one in PackChooser([Layer("a", 64, 64)], "f16", "sm_80").candidates)
 
 
+@pytest.mark.parametrize("loss", [-0.01, float("nan")])
+def test_a_loss_that_no_kernel_has_is_rejected(loss: float, chooser: PackChooser) -> None:
+    with pytest.raises(RequestError, match="max_loss is .*: pass 0 or more"):
+        chooser.choose(loss)
+
+
 def test_a_larger_loss_needs_fewer_kernels(chooser: PackChooser) -> None:
     counts = [len(chooser.choose(loss).plans) for loss in (0.0, 0.05, 0.2, 1.0)]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]

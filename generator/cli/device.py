@@ -38,7 +38,7 @@ from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
-from hgemm.options import FILE
+from hgemm.options import FILE, FiniteRange
 from hgemm.problem import LaunchOptions
 from hgemm.selection_query import Target
 from hgemm.tuning.runner import CandidateSource, TunePlan, tune_library, tune_options
@@ -239,7 +239,7 @@ Examples:
     metavar="N",
     help="Processes. Default: half the cores, at most 8; with --emulate, all cores.",
 )
-@click.option("--timeout", type=click.FloatRange(min=1), metavar="S", help="Time limit for one kernel, in seconds.")
+@click.option("--timeout", type=FiniteRange(min=1), metavar="S", help="Time limit for one kernel, in seconds.")
 @junit_option
 @json_option
 @click.pass_context

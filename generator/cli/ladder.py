@@ -37,7 +37,7 @@ from hgemm.device import Device, open_device
 from hgemm.disk import require_writable, write_atomically
 from hgemm.errors import DeviceError
 from hgemm.junit import junit_option, write_junit
-from hgemm.options import FILE
+from hgemm.options import FILE, FiniteRange
 
 _LADDER_HELP = """Reproduce a published ladder of kernels, step by step.
 
@@ -81,7 +81,7 @@ class _Ladders(click.ParamType):
 @click.option("--static", is_flag=True, help="Do not use a GPU.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="X",
     default=2.0,
     show_default=True,
@@ -92,7 +92,7 @@ class _Ladders(click.ParamType):
 )
 @click.option(
     "--warm-up",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="X",
     default=3.0,
     show_default=True,

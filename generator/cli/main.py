@@ -27,6 +27,7 @@ from generator.cli.options import (
 from generator.errors import HgemmError, closest_words
 from hgemm.errors import DeprecatedWord, escaped_output, printable, shortened, usage_line
 from hgemm.junit import junit_option
+from hgemm.options import FiniteRange
 
 VERBS = {
     "bench": ("device", "Measure kernels beside cuBLASLt."),
@@ -142,7 +143,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
     "Run",
     click.option(
         "--worker-timeout",
-        type=click.FloatRange(min=0.1),
+        type=FiniteRange(min=0.1),
         default=60.0,
         show_default=True,
         metavar="SECONDS",

@@ -27,7 +27,7 @@ from generator.store.library import Library
 from generator.tables import counted, to_text
 from hgemm.library import reject_file
 from hgemm.locations import library_suffix
-from hgemm.options import FOLDER, INPUTS, NonEmptyPath, kind_option
+from hgemm.options import FOLDER, INPUTS, FiniteRange, NonEmptyPath, kind_option
 from hgemm.packed import ROWS
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 
@@ -77,7 +77,7 @@ _CHECK_SHAPE = "8x128x256"
 )
 @click.option(
     "--loss",
-    type=click.FloatRange(0, 100),
+    type=FiniteRange(0, 100),
     default=100 * MAX_LOSS,
     show_default=True,
     metavar="PERCENT",

@@ -32,7 +32,7 @@ from generator.sanitize.description import kernel_of, read_module
 from generator.sanitize.starter import launch_file
 from hgemm.disk import require_writable, write_atomically
 from hgemm.junit import junit_option, write_junit
-from hgemm.options import FILE
+from hgemm.options import FILE, FiniteRange
 
 _HELP = """Check a kernel of any origin by its PTX, on the CPU. No GPU is needed.
 
@@ -85,7 +85,7 @@ Exit status: 0 no finding, 1 findings, wrong results or a build that failed, 2 t
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=TIMEOUT_S,
     show_default=True,
     metavar="S",

@@ -267,8 +267,10 @@ class PackChooser:
 
         `without` names kernels that could not be built. Candidates that need as many registers are not chosen either.
         `present` names kernels that are built already and stay.
-        Raises: RequestError if the others do not support every problem.
+        Raises: RequestError if the others do not support every problem, or `max_loss` is not 0 or more.
         """
+        if not max_loss >= 0:
+            raise RequestError(f"max_loss is {max_loss}: pass 0 or more, such as {MAX_LOSS}")
         times = self.clocks.copy()
         failed = [one.plan.spec for one in self.candidates if one.symbol in without]
         times[:, [at for at, one in enumerate(self.candidates) if needs_as_much(one.plan.spec, failed)]] = np.inf

@@ -40,7 +40,7 @@ from hgemm.junit import junit_option, write_junit
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.measured import DISPATCH_STATES, KernelTime, MeasuredKernel, MeasuredProblem, SessionWriter
-from hgemm.options import FILE, RenamedOption, kind_option, type_options
+from hgemm.options import FILE, FiniteRange, RenamedOption, kind_option, type_options
 from hgemm.problem import ACTIVATIONS, BIASES, MAX_EXTENT, LaunchOptions
 from hgemm.selection_query import Target
 
@@ -371,7 +371,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 BASELINES: dict[str, Callable[[Device], Baseline] | None] = {"cublaslt": CublasLt, "torch": Torch, "none": None}
 _OUTPUT_FILES = ("keep", "csv", "junit")
 """Options that name output files."""
-_NUMBER = click.FloatRange(min=0.0)
+_NUMBER = FiniteRange(min=0.0)
 
 _PROBLEMS = (
     click.option(
