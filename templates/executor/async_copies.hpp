@@ -138,10 +138,23 @@ inline uintptr_t swizzle_address(uintptr_t address, uint32_t bits) {
 }
 
 inline uint32_t row_bytes(hgemm_tensor_map const& map) { return map.box[0] * map.element_bytes; }
+// Bytes from one row of a box to the next in shared memory. A row that is shorter than the swizzle leaves the rest untouched.
+// Source: an H200.
+inline uint32_t row_pitch(hgemm_tensor_map const& map) { return map.swizzle ? 16u << map.swizzle : row_bytes(map); }
 inline uint32_t box_rows(hgemm_tensor_map const& map) {
   uint32_t rows = 1;
   for (uint32_t i = 1; i < map.rank; ++i) rows *= map.box[i];
   return rows;
+}
+
+// Calls visit(offset, bytes) for each run of shared memory that a box at `offset` fills.
+template <class Visit>
+void each_run(hgemm_tensor_map const& map, size_t offset, Visit const& visit) {
+  uint32_t const rows = box_rows(map), bytes = row_bytes(map), pitch = row_pitch(map);
+  if (bytes == pitch) return visit(offset, bytes * rows);
+  for (uint32_t row = 0; row < rows; ++row) {
+    for (uint32_t at = 0; at < bytes; at += 16) visit(swizzle_address(offset + row * pitch + at, map.swizzle), 16);
+  }
 }
 
 // The part of a box row that is inside the tensor: `bytes` at `address`, after `skipped` bytes of the row.
@@ -205,9 +218,9 @@ bool Machine::check_box(Lane const& lane, Operation const& operation, hgemm_tens
   if (!aligned) {
     return wrong("the base and strides of a tensor map must be multiples of 16 bytes");
   }
-  uint32_t const bytes = row_bytes(map), span = 16u << map.swizzle;
-  if (bytes % 16 || (map.swizzle && bytes != span)) {
-    return wrong(text("box rows of %u bytes must be multiples of 16 bytes, and as long as the swizzle, %u bytes", bytes, span));
+  uint32_t const bytes = row_bytes(map), pitch = row_pitch(map);
+  if (bytes % 16 || bytes > pitch) {
+    return wrong(text("box rows of %u bytes must be multiples of 16 bytes, and no longer than the swizzle, %u bytes", bytes, pitch));
   }
   if (!shared) return true;
   int64_t const first_byte = int64_t(tma_arguments(operation).at[0]) * map.element_bytes;
@@ -220,7 +233,7 @@ bool Machine::check_box(Lane const& lane, Operation const& operation, hgemm_tens
                   [&] { return describe(lane) + ": a box must begin at a multiple of 128 bytes of shared memory"; });
     return false;
   }
-  uint32_t const total = bytes * box_rows(map);
+  uint32_t const total = pitch * box_rows(map);
   uintptr_t const base = reinterpret_cast<uintptr_t>(lane.cta->arena), at = reinterpret_cast<uintptr_t>(shared);
   if (at >= base && at + total <= base + request_.shared_bytes) return true;
   findings_.add("bounds", operation.site, [&] {
@@ -253,12 +266,13 @@ void Machine::tma_load_to(Cta& cta, Lane& lane, Operation const& operation, bool
   hgemm_tensor_map const& map = map_of(operation);
   Mbarrier* const barrier = find_mbarrier(lane, operation, cta, arguments.barrier, true);
   if (!barrier) return;
-  uint32_t const bytes = row_bytes(map) * box_rows(map);
   size_t const offset = reinterpret_cast<uintptr_t>(operation.to) % shared_window;
   Access const me = {barrier->phase + 1, cta.number, barrier->agent, costs_.site_index(operation)};
-  record_async(lane, operation, cta, operation.to, bytes, true, me);
+  each_run(map, offset, [&](size_t at, uint32_t bytes) {
+    record_async(lane, operation, cta, cta.arena + at, bytes, true, me);
+    memset(cta.arena + at, HGEMM_POISON, bytes);
+  });
   cta.record_remote_access(me, operation.site);
-  memset(cta.arena + offset, HGEMM_POISON, bytes);
   box_loads_.push_back({map,
                         {arguments.at[0], arguments.at[1], arguments.at[2], arguments.at[3], arguments.at[4]},
                         cta.arena + offset,
@@ -303,7 +317,7 @@ void Machine::complete_load(size_t index) {
     }
     if (!load.readable) memset(buffer, HGEMM_POISON, bytes);
     for (uint32_t at = 0; at < bytes; at += 16) {
-      uintptr_t const to = reinterpret_cast<uintptr_t>(load.to) + row * bytes + at;
+      uintptr_t const to = reinterpret_cast<uintptr_t>(load.to) + row * row_pitch(load.map) + at;
       memcpy(reinterpret_cast<void*>(swizzle_address(to, load.map.swizzle)), buffer + at, 16);
     }
   }
@@ -317,6 +331,13 @@ void Machine::complete_load(size_t index) {
 void Machine::tma_store(Lane& lane, Operation const& operation, SiteCost& cost) {
   hgemm_tensor_map const& map = map_of(operation);
   if (!check_box(lane, operation, map, operation.from)) return;
+  if (row_bytes(map) != row_pitch(map)) {
+    findings_.add("tma", operation.site, [&] {
+      return text("%s: box rows of %u bytes must be as long as the swizzle, %u bytes, for a store", describe(lane).c_str(),
+                  row_bytes(map), row_pitch(map));
+    });
+    return;
+  }
   check_previous_launches(lane, operation);
   if (lane.stores_agent == no_agent) lane.stores_agent = lane.cta->new_agent();
   Access const me = {lane.stores_committed + 1, lane.cta->number, lane.stores_agent, costs_.site_index(operation)};
