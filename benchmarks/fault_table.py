@@ -716,6 +716,7 @@ IN_TURN = {**ONE_TILE, "tile": "64x72x64", "cluster": "2x1"}
 """72 columns are no two slices of whole groups of 8, so the CTAs load B in turn."""
 CLUSTER_SPLIT = {**ONE_TILE, "schedule": "split_k_cluster:2"}
 PINGPONG = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
+EDGES = {**ONE_TILE, "tile": "64x200x64", "layout": "nt"}
 EIGHT_ROWS = {**ONE_TILE, "tile": "8x64x128", "layout": "nt", "swap_ab": "on"}
 """A has 16 contiguous bytes for each k, which need no swizzle."""
 STREAM_K = {**ONE_TILE, "tile": "64x64x64", "schedule": "stream_k", "out": "f32"}
@@ -728,6 +729,8 @@ SIX_WGMMA_TILES = "128x64x320,256x128x448,129x192x448,192x128x512,250x120x640,25
 ROW_BIAS = {**ONE_TILE, "bias": "row"}
 
 ONE_CTA, TWO_CTAS, TEN_TILES, RAGGED_N = "128x64x448", "256x64x320", "1280x64x64", "128x60x64"
+EDGE_SHAPES = "41x370x129,64x200x64"
+"""m ends inside a tile. Each tile of n ends with a narrow box."""
 EIGHT_ROWS_SHAPES = "8x64x448,8x64x449"
 """A map of rows of 128 bytes, and one of rows of 16 bytes, since k is no multiple of 8."""
 ODD_N = "128x61x64,128x61x72"
@@ -771,6 +774,56 @@ WGMMA = (
         ONE_TILE,
         ONE_CTA,
         ("race", "mbarrier", "deadlock"),
+    ),
+    Fault(
+        "rows behind the matrix read with the last k-tile",
+        At("TmaPipeline::is_last", "k + Policy::tile_k >= problem.k").replace("k >= problem.k"),
+        EDGES,
+        EDGE_SHAPES,
+        ("bounds",),
+    ),
+    Fault(
+        "the last k-tile loaded by its map, but fewer bytes expected",
+        At("TmaPipeline::load", "last ? A::bytes + B::bytes : A::loaded_bytes + B::loaded_bytes").replace(
+            "A::loaded_bytes + B::loaded_bytes"
+        ),
+        EDGES,
+        EDGE_SHAPES,
+        ("mbarrier", "race", "deadlock"),
+    ),
+    Fault(
+        "the bytes of whole boxes expected of all k-tiles",
+        At("TmaPipeline::load", "last ? A::bytes + B::bytes : A::loaded_bytes + B::loaded_bytes").replace(
+            "A::bytes + B::bytes"
+        ),
+        EDGES,
+        EDGE_SHAPES,
+        ("deadlock",),
+    ),
+    Fault(
+        "the last box of a tile loaded by the map of whole boxes",
+        At("TmaBoxes::map_of", "box == boxes - 1 ? source.edge : source.map").replace(
+            "false ? source.edge : source.map"
+        ),
+        EDGES,
+        EDGE_SHAPES,
+        ("mbarrier", "race", "deadlock"),
+    ),
+    Fault(
+        "the edge map for the first box of a tile",
+        At("TmaBoxes::map_of", "box == boxes - 1 ? source.edge : source.map").replace(
+            "box == 0 ? source.edge : source.map"
+        ),
+        EDGES,
+        EDGE_SHAPES,
+        ("mbarrier", "race", "deadlock", "poison", NUMBERS),
+    ),
+    Fault(
+        "the maps of the other operand",
+        At("TmaPipeline::source", "IS_A ? maps.a : maps.b").replace("maps.b"),
+        EDGES,
+        EDGE_SHAPES,
+        ("mbarrier", "race", "deadlock", "poison", NUMBERS),
     ),
     Fault(
         "one reader more awaited than exists",
@@ -2004,9 +2057,8 @@ AUDIT = (
     _audit("barriers not fenced after their start", At("gemm", "atoms::mbarrier_init_fence()").drop(), AUDIT_90),
     _audit(
         "one matrix of a batch shared by none",
-        (
-            At("TmaPipeline::sources", "a_stride == 0 ? 0 : batch").replace("batch"),
-            At("TmaPipeline::sources", "b_stride == 0 ? 0 : batch").replace("batch"),
+        At("TmaPipeline::source", "problem.batch_stride_b) == 0 ? 0 : batch").replace(
+            "problem.batch_stride_b) == -1 ? 0 : batch"
         ),
         AUDIT_90,
     ),
@@ -2246,7 +2298,7 @@ def _order(name: str, edit: Edit | tuple[Edit, ...], options: dict[str, str]) ->
 
 def _k_tiles_in_order(k: str) -> tuple[Edit, Edit]:
     """Return edits with which the TMA loads another k-tile than the next one."""
-    return tuple(At("TmaPipeline::load", f"{side}::load(").argument(4, k) for side in "AB")
+    return tuple(At("TmaPipeline::load", f"{side}::load(").argument(5, k) for side in "AB")
 
 
 _LAST_FIRST = "k == k_first * Policy::tile_k ? k_end - Policy::tile_k : k - Policy::tile_k"
@@ -2373,7 +2425,7 @@ OTHERS = (
     ),
     _other(
         "the stride of the other operand decides on its batch",
-        At("TmaPipeline::sources", "Policy::swap_ab ? problem.batch_stride_b : problem.batch_stride_a").replace(
+        At("TmaPipeline::source", "IS_A ? problem.batch_stride_a : problem.batch_stride_b").replace(
             "problem.batch_stride_a"
         ),
         {"arch": "sm_90a", "tile": "32x64x64", "swap_ab": "on", "cluster": "1x1"},

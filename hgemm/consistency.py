@@ -13,7 +13,7 @@ from hgemm.dtypes import DTYPES
 from hgemm.epilogue import NONE, EpilogueError, parse_epilogue
 from hgemm.gpus import TYPICAL, max_stream_k_ctas
 from hgemm.problem import LAUNCH, MAX_EXTENT
-from hgemm.tensor_maps import maps_of
+from hgemm.tensor_maps import MAPS, MAPS_WITH_EDGES, maps_of
 
 WARP_THREADS = 32
 WARPGROUP_THREADS = 128
@@ -59,7 +59,8 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
     fills_gpu = rule == "persistent" or (rule == LAUNCH and (wgmma or copy == "tma"))
     waits = wgmma or copy in ("tma", "ldg")  # for the previous grid
     tensor_maps = launch.get("tensor_maps", [])
-    from_older = tensor_maps == maps_of(spec, pads=False)
+    edges = any(one.get("edge") for one in tensor_maps)
+    ages = (maps_of(spec), maps_of(spec, edges=False), maps_of(spec, pads=False, edges=False))
     for name, found, expected in (
         ("arch", data["arch"], spec["arch"]),
         ("launch.grid.rule", grid["rule"], rule),
@@ -70,7 +71,8 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
         ("launch.cluster", launch["cluster"], [ctas, 1, 1]),
         ("launch.cluster_shape", launch.get("cluster_shape", [1, 1]), shape),
         ("launch.programmatic", launch.get("programmatic", False), waits),
-        ("launch.tensor_maps", tensor_maps, maps_of(spec, pads=not from_older)),
+        ("launch.tensor_maps", tensor_maps, tensor_maps if tensor_maps in ages else ages[0]),
+        ("launch.map_count", launch.get("map_count", MAPS), MAPS_WITH_EDGES if edges else MAPS),
         ("traits.deterministic", traits["deterministic"], True),
         ("traits.graph_safe", traits["graph_safe"], True),
         ("traits.exact_tiles_only", traits["exact_tiles_only"], False),

@@ -477,7 +477,7 @@ class Launcher:
             slot = self._free.pop()  # no other thread uses it until it is put back
         except IndexError:
             config = self._device.config(self.kernel.traits, self._grid, stream, self._early)
-            slot = _Slot(self._packed, config, stream, bool(self._encoders))
+            slot = _Slot(self._packed, config, stream, self.kernel.traits.map_count)
         if slot.addresses != addresses:
             self._write(slot, addresses)
         if slot.stream != stream:
@@ -501,8 +501,8 @@ class Launcher:
 
         Fields: `problem` is the packed problem, with addresses at `offsets`; `attributes` are CUlaunchAttributes, for launches
             whose overlap pays (Device.overlap_pays); `programmatic` is whether the kernel lets the next one start early.
-            Operands are in the order a, b, c, d, bias, workspace; maps in that of OPERANDS. If `zero_counters` is set, the first
-            `counter_bytes` of the workspace must be zeroed before each launch.
+            Operands are in the order a, b, c, d, bias, workspace, and each map names its operand. If `zero_counters` is set, the
+            first `counter_bytes` of the workspace must be zeroed before each launch.
         """
         config = self._device.config(self.kernel.traits, self._grid, 0, self._early)
         maps = map_descriptions(self.kernel.traits, self.problem) if self._encoders else ()
@@ -526,7 +526,11 @@ class Launcher:
             "counter_bytes": self._counter_bytes,
             "zero_counters": self._zeroed_bytes > 0,
             "maps": tuple(
-                m and (int(m.element), m.extents, m.strides, m.box, m.step, tuple(map(int, m.modes))) for m in maps
+                (
+                    _NAMES.index(name),
+                    m and (int(m.element), m.extents, m.strides, m.box, m.step, tuple(map(int, m.modes))),
+                )
+                for name, m in maps
             ),
         }
 
@@ -590,10 +594,10 @@ class Launcher:
 class _Slot:
     """The arguments and attributes of one launch. One thread uses it at a time."""
 
-    def __init__(self, packed: bytes, config: Any, stream: int, maps: bool) -> None:
+    def __init__(self, packed: bytes, config: Any, stream: int, maps: int) -> None:
         self.config, self.stream, self.handle, self.overlap = config, stream, config.hStream, True
         self.problem = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
-        self.maps = ctypes.create_string_buffer(MAP_BYTES * len(OPERANDS))
+        self.maps = ctypes.create_string_buffer(MAP_BYTES * maps)
         self.addresses: Addresses = ()
         parameters = [ctypes.addressof(self.problem), *([ctypes.addressof(self.maps)] if maps else [])]
         self._parameters = (ctypes.c_void_p * len(parameters))(*parameters)

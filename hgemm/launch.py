@@ -430,7 +430,7 @@ def counter_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, options:
 
 MAP_BYTES = 128
 OPERANDS = ("a", "b", "d")
-"""The order of the maps in the kernel's second argument. Unused maps are zeros."""
+"""The order of the maps in the kernel's second argument. Edge maps follow those of A and B. Unused maps are zeros."""
 CACHED_MAPS = 4096
 STRIDE_MULTIPLE_BYTES = 16
 MAX_MAP_EXTENT = 2**32
@@ -451,16 +451,61 @@ def tensor_maps(traits: LaunchTraits, problem: Problem, device: int) -> bytes:
 
 
 def encoders(traits: LaunchTraits, problem: Problem, device: int) -> tuple[Callable[[int], bytes], ...]:
-    """Return one function per operand of OPERANDS: it encodes the map of a checked problem at an address."""
-    rules, places = {rule.operand: rule for rule in traits.tensor_maps}, matrices(problem, traits)
+    """Return one function per operand of OPERANDS: it encodes the maps of a checked problem at an address."""
+    maps = operand_maps(traits, matrices(problem, traits))
 
     def encoder(name: str) -> Callable[[int], bytes]:
-        if name not in rules:
-            return lambda address: bytes(MAP_BYTES)
-        extents, strides = geometry(places[name.upper()])
-        return lambda address: _encode(device, rules[name], address, extents, strides)
+        def encode(address: int) -> bytes:
+            encoded = (one and _encode(device, one.rule, address, one.extents, one.strides) for one in maps[name])
+            return b"".join(one or bytes(MAP_BYTES) for one in encoded)
+
+        return encode
 
     return tuple(map(encoder, OPERANDS))
+
+
+@dataclass(frozen=True)
+class OperandMap:
+    """One tensor map of an operand, apart from its address.
+
+    Shapes: `extents` and `strides` as `geometry` returns them.
+    """
+
+    rule: TensorMapRule
+    extents: tuple[int, int, int]
+    strides: tuple[int, int]
+
+
+def operand_maps(traits: LaunchTraits, places: Mapping[str, Matrix]) -> dict[str, tuple[OperandMap | None, ...]]:
+    """Return the maps of each operand, in the kernel's order. None stands for a map that the kernel does not use.
+
+    The TMA is slow where a box ends inside a row of its map. So an operand with edge maps has three, for the kernel to choose from:
+
+    - for whole boxes, whose rows extend beyond the matrix, up to whole tiles;
+    - the same with narrower boxes, for the last box of a tile;
+    - for the last k-tile, whose rows end with the matrix.
+
+    Behind the end of a row lie the gap and the next row. Rows extend into the next row at most, and the last row of all is in the
+    last k-tile. So no load reads behind the last element of the matrix.
+    """
+    rules, tiles = {rule.operand: rule for rule in traits.tensor_maps}, {"a": traits.tile_m, "b": traits.tile_n}
+
+    def maps(name: str) -> tuple[OperandMap | None, ...]:
+        matrix, rule = places[name.upper()], rules.get(name)
+        extents, strides = geometry(matrix)
+        exact = OperandMap(replace(rule, edge=False), extents, strides) if rule else None
+        if name == "d" or not traits.has_edge_maps:
+            return (exact,)
+        if not exact or not rule or not rule.edge:
+            return exact, None, None
+        columns, rows, layers = rule.box
+        wide = min(-(-extents[0] // tiles[name]) * tiles[name], extents[0] + matrix.leading)
+        whole = replace(exact, extents=(wide, *extents[1:]))
+        width = tiles[name] % columns
+        narrow = replace(whole, rule=replace(exact.rule, box=(width, rows, layers))) if width else None
+        return whole, narrow, exact
+
+    return {name: maps(name) for name in OPERANDS}
 
 
 def tensor_map_violations(traits: LaunchTraits, places: Mapping[str, Matrix]) -> Iterator[str]:
@@ -532,11 +577,12 @@ class MapDescription:
         return cls(element, extents, strides, box, step, modes)
 
 
-def map_descriptions(traits: LaunchTraits, problem: Problem) -> tuple[MapDescription | None, ...]:
-    """Return one description per operand of OPERANDS, None for an operand without a map."""
-    rules, places = {rule.operand: rule for rule in traits.tensor_maps}, matrices(problem, traits)
+def map_descriptions(traits: LaunchTraits, problem: Problem) -> tuple[tuple[str, MapDescription | None], ...]:
+    """Return the operand and the description of each map that the kernel takes, None for a map that it does not use."""
     return tuple(
-        MapDescription.of(rules[name], *geometry(places[name.upper()])) if name in rules else None for name in OPERANDS
+        (name, MapDescription.of(one.rule, one.extents, one.strides) if one else None)
+        for name, maps in operand_maps(traits, matrices(problem, traits)).items()
+        for one in maps
     )
 
 

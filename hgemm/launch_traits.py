@@ -12,6 +12,7 @@ from hgemm.errors import LibraryError
 from hgemm.gpus import split_arch
 from hgemm.problem import LAUNCH
 from hgemm.record import current_rule, current_spec
+from hgemm.tensor_maps import MAPS, MAPS_WITH_EDGES
 
 GRID_RULES = ("one_tile", "persistent", "split_k", "split_k_cluster", "stream_k", LAUNCH)
 INPUT, OUTPUT = "input ", "output "
@@ -26,18 +27,20 @@ class TensorMapRule:
 
     Shapes: `box` is (contiguous axis, other axis, batch).
     Units: `box` counts elements.
+    Fields: with `edge`, the kernel takes three maps of the operand: see hgemm.launch.operand_maps.
     """
 
     operand: str
     box: tuple[int, int, int]
     swizzle_bytes: int
     element: str
+    edge: bool = False
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> TensorMapRule:
         """Read one entry of a record's `launch.tensor_maps`."""
         x, y, z = entry["box"]
-        return cls(entry["operand"], (x, y, z), entry["swizzle_bytes"], entry["element"])
+        return cls(entry["operand"], (x, y, z), entry["swizzle_bytes"], entry["element"], entry.get("edge", False))
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,16 @@ class LaunchTraits:
     def columns_of_d(self, n: int) -> int:
         """Return the columns of D for n columns of B: half of them for a gated pair."""
         return columns_of_d(self.epilogue, n)
+
+    @property
+    def has_edge_maps(self) -> bool:
+        """Whether the kernel takes edge maps of A and B, too."""
+        return any(rule.edge for rule in self.tensor_maps)
+
+    @property
+    def map_count(self) -> int:
+        """The maps in the kernel's second argument, 0 without one."""
+        return MAPS_WITH_EDGES if self.has_edge_maps else MAPS if self.tensor_maps else 0
 
     @property
     def operands(self) -> tuple[Input, ...]:

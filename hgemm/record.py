@@ -158,7 +158,12 @@ _TENSOR_MAP = fields(
         "swizzle_bytes": one_of(0, 32, 64, 128).about("Span of the swizzle. 0: none.", "B"),
         "element": one_of("f16", "bf16", "tf32", "f32").about("Type of an element."),
         "contiguous": text(r"[kmn]", "k, m or n").about("The contiguous axis of the matrix."),
-    }
+    },
+    optional={
+        "edge": boolean.about(
+            "Whether the kernel takes three maps: for whole boxes, the last box of a tile, and the last k-tile."
+        ),
+    },
 )
 _LAUNCH = fields(
     {
@@ -170,6 +175,7 @@ _LAUNCH = fields(
     optional={
         "cluster_shape": list_of(_CLUSTER, length=2).about("Tiles of a cluster along m and n.", "CTAs"),
         "tensor_maps": list_of(_TENSOR_MAP).about("TMA tensor maps that the launch encodes."),
+        "map_count": integer(7, 7).about("Tensor maps that the kernel takes, with edge maps. Without: 3, or 0."),
         "programmatic": boolean.about("Whether the launch may start before the previous grid has ended."),
         "static_smem_bytes": integer(high=MAX_STATIC_SMEM_BYTES).about("Static shared memory per CTA.", "B"),
     },

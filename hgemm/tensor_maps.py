@@ -49,11 +49,16 @@ NARROW_LAST_COLUMNS = 32
 """Most columns of a subtile if a tile's last one is narrower, with swapped operands. Wider ones take the memory of a stage."""
 
 
+MAPS, MAPS_WITH_EDGES = 3, 7
+"""Maps that a kernel takes: those of A, B and D, and two more of A and of B if it has edge maps."""
+
+
 @dataclass(frozen=True)
 class TensorMap:
     """The map of an operand that a launcher encodes: 3-D, (contiguous, other, batch).
 
     Units: `box` in elements, along the same dimensions. A swizzle of 0 bytes means none.
+    Fields: with `edge`, the kernel takes three maps of the operand: see hgemm.launch.operand_maps.
     """
 
     operand: str
@@ -61,9 +66,11 @@ class TensorMap:
     swizzle_bytes: int
     element: str
     contiguous: str
+    edge: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "box": [*self.box]}
+        entry = {**asdict(self), "box": [*self.box]}
+        return entry if self.edge else {name: value for name, value in entry.items() if name != "edge"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class LoadBoxes:
     turns.
 
     Rows of an MN-major operand are no longer than `row_extent`, or than the whole extent if that is 0. With `padded`, the last box
-    may be wider than what is left of the extent.
+    may be wider than what is left of the extent. With `edges`, MN-major operands have an edge map.
     Shapes: (extent, k). Slices of a K-major operand are along its extent, slices of an MN-major one along k.
     """
 
@@ -83,6 +90,7 @@ class LoadBoxes:
     element_bytes: int = 2
     row_extent: int = 0
     padded: bool = False
+    edges: bool = False
 
     @property
     def swizzle_bytes(self) -> int:
@@ -93,13 +101,16 @@ class LoadBoxes:
     def row_bytes(self) -> int:
         """Bytes of a box's rows: the widest swizzle that divides the contiguous extent.
 
-        If the last box may be wider than the rest of the extent, rows have 128 bytes, or 64 if this saves more than MOST_PADDING.
-        Rows of one vector are not swizzled.
+        With edge maps, the narrowest swizzle that holds the whole extent, else 128. Without, if the last box may be wider than the
+        rest of the extent, rows have 128 bytes, or 64 if this saves more than MOST_PADDING. Rows of one vector are not swizzled.
         """
         if self.padded and not self.k_major:
-            if self.extent * self.element_bytes == VECTOR_BYTES:
+            extent = self.extent * self.element_bytes
+            if extent == VECTOR_BYTES:
                 return VECTOR_BYTES
-            wide, narrow, narrowest = (-(-self.extent * self.element_bytes // size) * size for size in SWIZZLES_BYTES)
+            if self.edges:
+                return min((size for size in SWIZZLES_BYTES if size >= extent), default=SWIZZLES_BYTES[0])
+            wide, narrow, narrowest = (-(-extent // size) * size for size in SWIZZLES_BYTES)
             if narrowest == SWIZZLES_BYTES[-1]:
                 return narrowest
             return SWIZZLES_BYTES[0] if wide <= narrow * MOST_PADDING else SWIZZLES_BYTES[1]
@@ -125,8 +136,14 @@ class LoadBoxes:
         contiguous, other = (self.k, self.extent) if self.k_major else (self.extent, self.k)
         return -(-contiguous * self.element_bytes // self.row_bytes) * self.row_bytes * other
 
+    @property
+    def has_edge(self) -> bool:
+        """Whether the kernel takes edge maps of the operand, so that boxes end with the tile and never inside a row."""
+        return self.edges and not self.k_major and self.swizzle_bytes > 0
+
     def tensor_map(self, operand: str, extent: str, element: str) -> TensorMap:
-        return TensorMap(operand, self.box, self.swizzle_bytes, element, "k" if self.k_major else extent)
+        contiguous = "k" if self.k_major else extent
+        return TensorMap(operand, self.box, self.swizzle_bytes, element, contiguous, self.has_edge)
 
 
 @dataclass(frozen=True)
@@ -229,15 +246,18 @@ def loads_of(bias: str, epilogue: str) -> str:
 # ==== The maps of a record's spec ====
 
 
-def maps_of(spec: Mapping[str, Any], pads: bool = True) -> list[dict[str, Any]]:
+def maps_of(spec: Mapping[str, Any], pads: bool = True, edges: bool = True) -> list[dict[str, Any]]:
     """Return the tensor maps that the kernel of a spec in present words takes, as a record has them.
 
-    Without `pads`, return those of older versions, whose boxes never extended beyond a tile.
+    Without `edges`, return those of older versions, which had no edge maps. Without `pads`, return those of still older ones,
+    whose boxes never extended beyond a tile.
     Raises: LookupError, TypeError or ValueError if a field is missing or malformed.
     """
     if spec["copy"] != "tma" and spec["store"] != "tma":
         return []
-    return [one.to_dict() for one in _maps(pads, *(spec.get(name, default) for name, default in _DECIDING.items()))]
+    return [
+        one.to_dict() for one in _maps(pads, edges, *(spec.get(name, default) for name, default in _DECIDING.items()))
+    ]
 
 
 _DECIDING = {
@@ -265,6 +285,7 @@ _DECIDING = {
 @lru_cache(maxsize=1024)
 def _maps(
     pads: bool,
+    edges: bool,
     mma: str,
     copy: str,
     store: str,
@@ -290,9 +311,10 @@ def _maps(
     wgmma, maps = mma.startswith("m64"), []
     if copy == "tma":
         size = DTYPES[dtype_a].bytes
-        padded = pads and wgmma and form == "atoms"
-        a = LoadBoxes(layout[0] == "t", m, k, cluster_n, size, 0 if wgmma else warp_m, padded)
-        b = LoadBoxes(layout[1] == "n", n, k, cluster_m, size, 0 if wgmma else warp_n, padded)
+        atoms = wgmma and form == "atoms"
+        padded, edges = pads and atoms, edges and atoms
+        a = LoadBoxes(layout[0] == "t", m, k, cluster_n, size, 0 if wgmma else warp_m, padded, edges)
+        b = LoadBoxes(layout[1] == "n", n, k, cluster_m, size, 0 if wgmma else warp_n, padded, edges)
         maps = [a.tensor_map("a", "m", dtype_a), b.tensor_map("b", "n", dtype_b)]
     if wgmma and store == "tma":
         kernel_m, kernel_n = (n, m) if swap_ab else (m, n)

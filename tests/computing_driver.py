@@ -32,7 +32,7 @@ class ComputingDriver(FakeDriver):
     def cuLaunchKernelEx(self, config, function, parameters, extra):
         traits = self.traits[function]
         self.symbols.append(function)
-        self.takes_maps = bool(traits.tensor_maps)
+        self.map_count = traits.map_count
         self.kernel = self.kernel_of
         result = super().cuLaunchKernelEx(config, "function", parameters, extra)
         self.capture(int(config.hStream), function)
@@ -41,9 +41,20 @@ class ComputingDriver(FakeDriver):
     def kernel_of(self, problem: Problem) -> None:
         simulated.launch(self.traits[self.symbols[-1]], problem)
 
-    def mapped(self) -> list[int]:
-        """Return the addresses in the tensor maps of the last launch, 0 for one that is not there."""
-        return [struct.unpack_from("<Q", self.maps[-1], at)[0] for at in range(0, 384, 128)]
+    def mapped(self) -> dict[str, int]:
+        """Return the addresses in the tensor maps of the last launch by operand, 0 for one that is not there."""
+        addresses = [struct.unpack_from("<Q", self.maps[-1], at)[0] for at in range(0, len(self.maps[-1]), 128)]
+        if len(addresses) > 3:
+            a, a_edge, a_last, b, b_edge, b_last, d = addresses
+            assert (
+                a_last in (0, a)
+                and b_last in (0, b)
+                and (a_last or b_last)
+                and a_edge in (0, a_last)
+                and b_edge in (0, b_last)
+            )
+            addresses = [a, b, d]
+        return dict(zip("abd", addresses))
 
 
 class Cuda:

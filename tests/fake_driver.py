@@ -72,7 +72,8 @@ class FakeDriver:
         self.images: list[bytes] = []
         self.launches: list[tuple[int, int, int, int]] = []  # grid.x, threads, shared bytes, stream
         self.maps: list[bytes] = []  # the second parameter of each launch, where there is one
-        self.takes_maps = False
+        self.map_count = 0  # of the next launches
+        self.packed = b""  # the problem of the last launch
         self.attributes: list[str] = []  # of the last launch
         self.encoded = 0
         self.steps: list[int] = []
@@ -188,10 +189,10 @@ class FakeDriver:
         assert (config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ) == (1, 1, 1, 1)
         self.attributes = [one.id.name.removeprefix("CU_LAUNCH_ATTRIBUTE_") for one in config.attrs[: config.numAttrs]]
         self.launches.append((config.gridDimX, config.blockDimX, config.sharedMemBytes, int(config.hStream)))
-        addresses = (ctypes.c_void_p * (2 if self.takes_maps else 1)).from_address(parameters)
-        packed = ctypes.string_at(addresses[0], PROBLEM_BYTES)
-        if self.takes_maps:
-            self.maps.append(ctypes.string_at(addresses[1], 384))
+        addresses = (ctypes.c_void_p * (2 if self.map_count else 1)).from_address(parameters)
+        self.packed = packed = ctypes.string_at(addresses[0], PROBLEM_BYTES)
+        if self.map_count:
+            self.maps.append(ctypes.string_at(addresses[1], 128 * self.map_count))
         if self.status != SUCCESS:
             return (self.status,)
         self.kernel(unpack(packed))

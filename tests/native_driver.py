@@ -106,8 +106,8 @@ class NativeDriver:
         self.fake.symbols.append(symbol)
         self.problems.append(ctypes.string_at(parameters[0], PROBLEM_BYTES))
         if traits.tensor_maps:
-            packed = (ctypes.c_uint64 * (3 * MAP_BYTES // 8)).from_address(parameters[1])
-            self.maps.append([packed[at * MAP_BYTES // 8] for at in range(3)])
+            packed = (ctypes.c_uint64 * (traits.map_count * MAP_BYTES // 8)).from_address(parameters[1])
+            self.maps.append([packed[at * MAP_BYTES // 8] for at in range(traits.map_count)])
         if not self.status:
             from fake_driver import unpack
 

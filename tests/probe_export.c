@@ -180,6 +180,19 @@ static int maps(void) {
   return 0;
 }
 
+static int edges(void) {
+  hgemm_handle *handle;
+  hgemm_problem p = product(200, 1000, 512);
+  p.layout = HGEMM_NT;
+  if (hgemm_create(&handle, 0) != HGEMM_OK) return 1;
+  for (p.lda = 200; p.lda <= 208; p.lda += 8) {
+    p.ldb = p.lda + 800;
+    if (hgemm_run(handle, &p, NULL) != HGEMM_OK) return 2;
+  }
+  hgemm_destroy(handle);
+  return 0;
+}
+
 /* ---- Bad input ---------------------------------------------------------------------------------------------------- */
 
 static hgemm_handle *bad_handle;
@@ -255,7 +268,7 @@ int main(int count, char **arguments) {
     char const *name;
     int (*act)(void);
   } const acts[] = {{"lifetime", lifetime}, {"context", context}, {"threads", threads},
-                    {"list", list},         {"maps", maps},       {"bad", bad},
+                    {"list", list},         {"maps", maps},       {"edges", edges}, {"bad", bad},
                     {"workspaces", workspaces}, {"thread_workspaces", thread_workspaces}};
   for (size_t i = 0; count == 2 && i < sizeof acts / sizeof *acts; ++i) {
     if (strcmp(arguments[1], acts[i].name) == 0) return acts[i].act();

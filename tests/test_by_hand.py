@@ -15,14 +15,15 @@ import pytest
 from computing_driver import ComputingDriver
 from conftest import ROOT, call
 from exports import compiled, fake_driver, need_compiler
-from fake_driver import SUCCESS
+from fake_driver import SUCCESS, unpack
 from test_gpu import make_library
 
 from generator.export.launch_header import launch_header
 from generator.store.library import Library
-from hgemm.launch import grid_x, workspace_bytes
+from hgemm.launch import grid_x, matrices, operand_maps, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
+from hgemm.problem import Problem
 
 EXAMPLES = ROOT / "examples" / "by_hand"
 RIGHT = "304x200x136 {}: 0 of 60800 elements wrong\n"
@@ -76,8 +77,12 @@ def test_a_c_program_launches_a_kernel_by_its_header(
     )
     size = workspace_bytes(traits, 304, 200)
     assert f"alloc {size} " in said or not size
-    boxes = {rule.operand: " box {} {} {} ".format(*rule.box) for rule in traits.tensor_maps}
-    assert all(box in said for box in boxes.values()) and said.count("\nmap ") == len(boxes)
+    by_rows, by_columns = traits.a_k_major, traits.b_k_major
+    given = Problem(304, 200, 136, lda=136 if by_rows else 304, ldb=136 if by_columns else 200, ldd=200)
+    maps = [one for of in operand_maps(traits, matrices(given, traits)).values() for one in of if one]
+    assert re.findall(r"\nmap .* extents (.*?) strides .* box (.*?) step", said) == [
+        (" ".join(map(str, one.extents)), " ".join(map(str, one.rule.box))) for one in maps
+    ]
 
 
 def test_programs_load_the_ptx_on_a_gpu_of_a_later_architecture(
@@ -130,7 +135,13 @@ def test_a_python_program_launches_a_kernel_by_its_record(
     assert capsys.readouterr().out == RIGHT.format(traits.symbol)
     resident = fake.resident_clusters * traits.cluster[0] if traits.cluster[0] > 1 else fake.launches[0][0]
     assert fake.launches == [(grid_x(traits, 304, 200, 1, resident), traits.threads, traits.smem_bytes, 0)]
-    assert not fake.memory and all(address for address in fake.mapped()) if traits.tensor_maps else not fake.maps
+    assert not fake.memory
+    if traits.tensor_maps:
+        problem = unpack(fake.packed)
+        used = {rule.operand for rule in traits.tensor_maps}
+        assert fake.mapped() == {name: getattr(problem, name) if name in used else 0 for name in "abd"}
+    else:
+        assert not fake.maps
 
 
 def test_show_prints_the_header(paper_library: Library) -> None:

@@ -25,7 +25,15 @@ from generator.export.c_library import ExportOptions, check_name, export, rename
 from generator.export.c_sources import MAX_LISTED_ROW
 from generator.store.library import Library
 from generator.sweep import sweep
-from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, counter_bytes, grid_x, starts_early
+from hgemm.launch import (
+    COUNTER_BYTES,
+    WORKSPACE_COUNTERS,
+    counter_bytes,
+    grid_x,
+    matrices,
+    operand_maps,
+    starts_early,
+)
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library as OpenLibrary
 from hgemm.library import open_library
@@ -338,6 +346,24 @@ def test_tensor_maps_are_encoded_as_python_encodes_them(probe: Path, cuda: dict[
         "8192 8 1 strides 16384 16384 box 64 8 1 step 1",
         "8 4096 1 strides 32 32 box 8 128 1 step 1",
     ]
+
+
+def test_edge_maps_are_encoded_as_python_encodes_them(
+    probe: Path, paper_library: Library, cuda: dict[str, str], tmp_path: Path
+) -> None:
+    """Of operands that are contiguous along m and n, with and without a gap between rows."""
+    done = run(probe, "edges", FAKE_LAZY="1", FAKE_LOG=str(tmp_path / "log"), **cuda)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (tmp_path / "log").read_text()
+    (symbol, again) = re.findall(r"^launch (\w+)", log, re.MULTILINE)
+    traits = LaunchTraits.of(paper_library.load(symbol).record.data)
+    assert again == symbol and traits.map_count == 7
+    expected = []
+    for lda in (200, 208):
+        given = Problem(200, 1000, 512, lda=lda, ldb=lda + 800, ldd=1000)
+        maps = [one for of in operand_maps(traits, matrices(given, traits)).values() for one in of if one]
+        expected += [(*(" ".join(map(str, of)) for of in (one.extents, one.strides, one.rule.box)),) for one in maps]
+    assert re.findall(r"^map .* extents (.*?) strides (.*?) box (.*?) step", log, re.MULTILINE) == expected
 
 
 def test_blas_arguments_multiply(paper_export: Path, cuda: dict[str, str], tmp_path: Path) -> None:

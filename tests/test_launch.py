@@ -15,6 +15,8 @@ import pytest
 import simulated
 from fake_driver import MEMSET, FakeDriver, installed, real, unpack
 from gpu_arrays import Dlpack, Interface
+from hypothesis import given
+from hypothesis import strategies as st
 from simulated import record
 
 import hgemm.device
@@ -34,6 +36,8 @@ from hgemm.launch import (
     counter_bytes,
     ctas,
     grid_x,
+    matrices,
+    operand_maps,
     starts_early,
     with_launch_options,
     workspace_bytes,
@@ -625,7 +629,7 @@ PROBLEM = Problem(100, 200, 72, a=0x10000, b=0x20000, d=0x80000, lda=80, ldb=96,
 @pytest.fixture
 def driver_of_maps(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
-    fake.takes_maps = True
+    fake.map_count = 3
     with installed(fake, monkeypatch):
         yield fake
 
@@ -742,6 +746,49 @@ def test_a_batch_is_the_third_axis_and_one_matrix_for_all_has_one_layer(driver_o
     assert read(driver_of_maps.maps[0], 0)[0][3:6] == [1, 160, 160]
     assert read(driver_of_maps.maps[0], 1)[0][3:6] == [3, 192, 2 * (96 * 200 + 8)]
     assert read(driver_of_maps.maps[0], 2)[0][3:6] == [3, 416, 2 * 208 * 100]
+
+
+@pytest.mark.parametrize(
+    ("m", "lda", "wide"),
+    [(100, 104, 128), (64, 64, 64), (1, 8, 9), (20, 24, 32), (8, 16, 24), (512, 512, 512)],
+)
+def test_rows_of_edge_maps_extend_to_whole_tiles_but_not_beyond_the_next_row(
+    driver_of_maps: FakeDriver, m: int, lda: int, wide: int
+) -> None:
+    """Tiles of A have 32 rows in boxes of 16 or 24."""
+    for width, edge in ((16, 0), (24, 8)):
+        record = record_of_maps(layout="nn")
+        a = record["launch"]["tensor_maps"][0]
+        a.update(box=[width, *a["box"][1:]], edge=True)
+        driver_of_maps.map_count = LaunchTraits.of(record).map_count
+        kernel = Kernel(record, b"cubin")
+        kernel.launch(replace(PROBLEM, m=m, lda=lda, ldb=80))
+        maps = driver_of_maps.maps[-1]
+        whole, narrow, exact, b, *unused, d = (read(maps, at)[0] for at in range(7))
+        assert len(maps) == 7 * 128 and (b[0], d[0]) == (PROBLEM.b, PROBLEM.d) and not any(map(any, unused))
+        assert (whole[1], whole[6]) == (wide, width) and (exact[1], exact[6]) == (m, width)
+        assert (narrow[1], narrow[6]) == ((wide, edge) if edge else (0, 0))
+        for one in (narrow, exact) if edge else (exact,):
+            assert (one[0], one[2:6], one[7:]) == (whole[0], whole[2:6], whole[7:])
+        driver_of_maps.encoded = 0
+        kernel.launch(replace(PROBLEM, m=m, lda=lda, ldb=80))
+        assert driver_of_maps.encoded == 0 and driver_of_maps.maps[-1] == maps
+
+
+@given(*(st.integers(1, 300) for _ in range(2)), st.integers(0, 40), st.integers(1, 8), st.sampled_from([16, 32]))
+def test_edge_maps_read_no_byte_behind_the_last_element(m: int, k: int, gap: int, tile_k: int, box: int) -> None:
+    """Of all k-tiles but the last, which has a map that ends with the matrix."""
+    record = record_of_maps(layout="nn")
+    a = record["launch"]["tensor_maps"][0]
+    a.update(box=[box, *a["box"][1:]], edge=True)
+    traits = LaunchTraits.of(record)
+    leading = -(-m // 8) * 8 + 8 * gap if k > 1 else -(-m // 8) * 8
+    places = matrices(replace(PROBLEM, m=m, k=k, lda=leading), traits)
+    whole, _, exact = operand_maps(traits, places)["a"]
+    last_k_tile = (k - 1) // tile_k * tile_k
+    rows = last_k_tile - 1  # the last one that the first map loads
+    assert rows < 0 or 2 * (rows * leading + whole.extents[0]) <= places["A"].end - places["A"].pointer
+    assert exact.extents[0] == m <= whole.extents[0]
 
 
 def test_a_map_that_the_kernel_does_not_use_is_zeros(driver_of_maps: FakeDriver) -> None:

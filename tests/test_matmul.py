@@ -185,7 +185,7 @@ def test_tensor_maps_follow_the_addresses(library: Library, driver: ComputingDri
     for a, out in pairs * 2:
         plan(Cuda(a), Cuda(w.T), Cuda(out))
         assert (out == product(a, w.T)).all()
-        mapped = dict(zip("abd", driver.mapped()))
+        mapped = driver.mapped()
         addresses = {"a": a, "b": w, "d": out}
         for rule in plan.kernel.traits.tensor_maps:
             assert mapped[rule.operand] == addresses[rule.operand].ctypes.data

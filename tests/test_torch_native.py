@@ -21,7 +21,7 @@ import hgemm.torch as hgemm_torch  # noqa: E402
 import hgemm.torch.operator as operator  # noqa: E402
 from hgemm import Library, ProblemError  # noqa: E402
 from hgemm.errors import DeviceError, UnsupportedError  # noqa: E402
-from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, starts_early  # noqa: E402
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, matrices, operand_maps, starts_early  # noqa: E402
 from hgemm.torch import native  # noqa: E402
 
 
@@ -272,8 +272,11 @@ def test_native_launches_equal_python_launches(launching: NativeDriver, library:
             assert native_launch.block_x == plan.traits.threads
             assert native_launch.smem_bytes == plan.traits.smem_bytes
             if plan.traits.tensor_maps:
-                used = {rule.operand for rule in plan.traits.tensor_maps}
-                assert [address > 0 for address in launching.maps[-1]] == [name in used for name in "abd"]
+                problem = unpack(launching.problems[-1])
+                maps = operand_maps(plan.traits, matrices(problem, plan.traits))
+                addresses = {"a": problem.a, "b": problem.b, "d": problem.d}
+                expected = [addresses[name] if one else 0 for name, of in maps.items() for one in of]
+                assert launching.maps[-1] == expected
             early = starts_early(plan.traits, unpack(launching.problems[-1]), plan.prepare().resident_ctas)
             assert (launching.attributes[-1][:1] == b"\x06") == early
     assert not launching.contexts, "each context that was entered was left"

@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generator.arch import ARCHS
+from generator.build.emit import emit
+from generator.build.toolchain import templates_folder
 from generator.cli.generate import hints
 from generator.families import family_of
 from generator.families.tensor_maps import OperandBoxes
+from generator.families.wgmma import expectation
 from generator.families.wgmma.defaults import MAX_STAGES
 from generator.families.wgmma.plan import WgmmaPlan
 from generator.families.wgmma.rules import RULES
@@ -226,6 +229,27 @@ def test_a_padded_operand_loads_little_beyond_its_extent(extent: int) -> None:
     assert columns <= (-(-extent // 32) * 32 if extent > 16 else extent) * 7 / 6
     assert boxes.swizzle_bytes == (0 if extent == 8 else 2 * width)
     assert OperandBoxes(True, extent, 64, 1, padded=True).box == OperandBoxes(True, extent, 64, 1).box
+
+
+@pytest.mark.parametrize(
+    "words, edges",
+    [
+        ("layout=tn", ""),
+        ("layout=nn", "a"),
+        ("layout=nt", "ab"),
+        ("layout=tt", "b"),
+        ("layout=nt swap_ab=on cta_tile=64x128x64", "ab"),
+        ("layout=nt swap_ab=on cta_tile=8x128x64", "b"),
+        ("layout=nt form=cute", ""),
+    ],
+)
+def test_operands_that_are_not_k_major_have_edge_maps(words: str, edges: str) -> None:
+    """Not with rows of one vector, which have no swizzle, and not in CuTe's form."""
+    found = plan(words if "cta_tile" in words else f"cta_tile=128x64x64 {words}")
+    assert "".join(one.operand for one in found.tensor_maps if one.edge) == edges == edges * found.has_edge_maps
+    of_tn = expectation(plan("cta_tile=128x64x64 layout=tn"), allow_spills=False).param_bytes
+    assert expectation(found, allow_spills=False).param_bytes - of_tn == (512 if edges else 0)
+    assert ("edge_maps = true" in emit(found, templates_folder()).source) == bool(edges)
 
 
 @pytest.mark.parametrize("element_bytes", [2, 4])

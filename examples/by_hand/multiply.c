@@ -67,28 +67,55 @@ static int64_t workspace_bytes(HgemmProblem const *p) {
 
 /* ---- TMA descriptors: the second parameter of kernels with TMA ------------------------------------------------------------ */
 
-typedef struct Maps { /* of A, B and D; CUtensorMap is 128 bytes, aligned to 64. Operands without a map have zeros. */
-  _Alignas(64) unsigned char map[3][128];
-} Maps;
+typedef struct Maps { /* of A, B and D, or three of A, three of B, and D; CUtensorMap is 128 bytes, aligned to 64 */
+  _Alignas(64) unsigned char map[7][128];
+} Maps; /* Those that the kernel does not use are zeros. */
 
-/* A matrix of `rows` rows of `columns` contiguous elements, `leading` elements apart, `batch_stride` elements from the next one. */
-static void encode(Maps *maps, int operand, uint64_t address, int64_t rows, int64_t columns, int64_t leading, int64_t batch,
-                   int64_t batch_stride, int size) {
+/* `rows` rows of `columns` contiguous elements, `leading` elements apart, `batch_stride` elements from the next matrix. `tile` is that
+ * of the kernel along m or n, `size` the bytes of an element. */
+typedef struct Matrix {
+  uint64_t address;
+  int64_t rows, columns, leading, batch_stride;
+  int32_t tile, size;
+} Matrix;
+
+/* Encodes a map with boxes of `width` columns, unless that is 0, whose rows end after `columns` elements. */
+static void encode(unsigned char map[128], HgemmMap const *rule, uint32_t width, Matrix const *x, int64_t columns, int64_t batch) {
   int (*tiled)(void *, int, uint32_t, void *, uint64_t const *, uint64_t const *, uint32_t const *, uint32_t const *, int, int,
                int, int);
-  HgemmMap const rule = kernel.maps[operand];
-  int const batched = batch > 1 && batch_stride != 0;
-  uint64_t const extents[3] = {(uint64_t)columns, (uint64_t)rows, batched ? (uint64_t)batch : 1};
-  uint64_t const strides[2] = {(uint64_t)(leading * size), (uint64_t)((batched ? batch_stride : leading) * size)};
-  uint32_t const steps[3] = {1, 1, 1};
+  int const batched = batch > 1 && x->batch_stride != 0;
+  uint64_t const extents[3] = {(uint64_t)columns, (uint64_t)x->rows, batched ? (uint64_t)batch : 1};
+  uint64_t const strides[2] = {(uint64_t)(x->leading * x->size), (uint64_t)((batched ? x->batch_stride : x->leading) * x->size)};
+  uint32_t const box[3] = {width, rule->box[1], rule->box[2]}, steps[3] = {1, 1, 1};
   /* 256 is slower where rows start within 256 bytes */
   int const promotion = strides[0] % 256 == 0 && strides[1] % 256 == 0 ? L2_PROMOTION_256B : L2_PROMOTION_128B;
-  memset(maps->map[operand], 0, sizeof maps->map[operand]);
-  if (rule.box[0] == 0) return;
+  if (width == 0) return;
   driver_entry("cuTensorMapEncodeTiled", &tiled);
-  check_driver(tiled(maps->map[operand], rule.type, 3, (void *)(uintptr_t)address, extents, strides, rule.box, steps, 0,
-                     rule.swizzle, promotion, 0),
+  check_driver(tiled(map, rule->type, 3, (void *)(uintptr_t)x->address, extents, strides, box, steps, 0, rule->swizzle, promotion, 0),
                "encode a tensor map");
+}
+
+static void encode_all(Maps *maps, HgemmProblem const *p) {
+  int const a_by_rows = kernel.layout[0] == 't', b_by_columns = kernel.layout[1] == 'n';
+  Matrix const of[3] = {
+      {p->a, a_by_rows ? p->m : p->k, a_by_rows ? p->k : p->m, p->lda, p->batch_stride_a, kernel.tile_m, kernel.size_a},
+      {p->b, b_by_columns ? p->n : p->k, b_by_columns ? p->k : p->n, p->ldb, p->batch_stride_b, kernel.tile_n, kernel.size_b},
+      {p->d, p->m, p->n, p->ldd, p->batch_stride_d, 1, kernel.size_d},
+  };
+  unsigned char(*map)[128] = maps->map;
+  memset(maps, 0, sizeof *maps);
+  for (int i = 0; i < 3; ++i) {
+    HgemmMap const *const rule = &kernel.maps[i];
+    if (rule->edge) { /* rows of two maps extend up to whole tiles, but at most to the end of the next row */
+      int64_t const whole = (of[i].columns + of[i].tile - 1) / of[i].tile * of[i].tile, most = of[i].columns + of[i].leading;
+      encode(map[0], rule, rule->box[0], &of[i], whole < most ? whole : most, p->batch);
+      encode(map[1], rule, (uint32_t)of[i].tile % rule->box[0], &of[i], whole < most ? whole : most, p->batch);
+      encode(map[2], rule, rule->box[0], &of[i], of[i].columns, p->batch);
+    } else {
+      encode(map[0], rule, rule->box[0], &of[i], of[i].columns, p->batch);
+    }
+    map += i < 2 && kernel.map_count == 7 ? 3 : 1;
+  }
 }
 
 /* ---- Launch ---------------------------------------------------------------------------------------------------------------- */
@@ -129,7 +156,6 @@ static void *load(char const *folder) { /* kernel.cubin, or kernel.ptx on a GPU 
 }
 
 static void launch(void *function, HgemmProblem *p) {
-  int const a_by_rows = kernel.layout[0] == 't', b_by_columns = kernel.layout[1] == 'n';
   int (*zero)(uint64_t, unsigned char, size_t, void *), (*launch_kernel)(Config const *, void *, void **, void **);
   Config config = {(unsigned)grid_x(p, resident_ctas(function)), 1, 1, kernel.threads, 1, 1, kernel.smem_bytes, NULL, NULL, 0};
   Maps maps;
@@ -138,12 +164,7 @@ static void launch(void *function, HgemmProblem *p) {
     driver_entry("cuMemsetD8Async", &zero);
     check_driver(zero(p->workspace, 0, COUNTERS * 4, NULL), "zero the counters");
   }
-  if (kernel.map_count) {
-    encode(&maps, 0, p->a, a_by_rows ? p->m : p->k, a_by_rows ? p->k : p->m, p->lda, p->batch, p->batch_stride_a, kernel.size_a);
-    encode(&maps, 1, p->b, b_by_columns ? p->n : p->k, b_by_columns ? p->k : p->n, p->ldb, p->batch, p->batch_stride_b,
-           kernel.size_b);
-    encode(&maps, 2, p->d, p->m, p->n, p->ldd, p->batch, p->batch_stride_d, kernel.size_d);
-  }
+  if (kernel.map_count) encode_all(&maps, p);
   driver_entry("cuLaunchKernelEx", &launch_kernel);
   check_driver(launch_kernel(&config, function, parameters, NULL), "launch the kernel");
 }

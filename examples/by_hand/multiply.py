@@ -94,7 +94,23 @@ def tensor_map(rule: dict, address: int, rows: int, columns: int, leading: int, 
     fill = driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
     steps = [driver.cuuint32_t(1)] * 3
     place = (element, 3, address, extents, strides, box, steps, interleave, swizzle, promotion, fill)
-    return ctypes.string_at(call("cuTensorMapEncodeTiled", *place).getPtr(), 128)
+    encoded = call("cuTensorMapEncodeTiled", *place)  # owns the bytes
+    return ctypes.string_at(encoded.getPtr(), 128)
+
+
+def edge_maps(rule: dict, address: int, rows: int, columns: int, tile: int) -> list[bytes]:
+    """Return three maps: for whole boxes, for the last box of a tile, and for the last k-tile.
+
+    Rows of the first two extend beyond the matrix up to whole tiles, but at most to the end of the next row.
+    """
+    extended = min(-(-columns // tile) * tile, 2 * columns)
+    width = tile % rule["box"][0]
+    narrow = {**rule, "box": [width, *rule["box"][1:]]}
+    return [
+        tensor_map(rule, address, rows, extended, columns, 2),
+        tensor_map(narrow, address, rows, extended, columns, 2) if width else bytes(128),
+        tensor_map(rule, address, rows, columns, columns, 2),
+    ]
 
 
 # ---- Launch ----
@@ -156,10 +172,14 @@ def multiply(folder: Path, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     rules = {rule["operand"]: rule for rule in launch.get("tensor_maps", ())}
     if rules:
         places = {"a": (at_a, *a_stored.shape), "b": (at_b, *b_stored.shape), "d": (at_d, m, n)}
-        maps = [
-            tensor_map(rules[name], *place, place[2], 2) if name in rules else bytes(128)
-            for name, place in places.items()
-        ]
+        has_edges = any(rule.get("edge") for rule in rules.values())
+        maps = []
+        for name, place in places.items():
+            rule, count = rules.get(name), 3 if has_edges and name != "d" else 1
+            if rule and rule.get("edge"):
+                maps += edge_maps(rule, *place, launch["grid"]["tile_m" if name == "a" else "tile_n"])
+            else:
+                maps += [tensor_map(rule, *place, place[2], 2) if rule else bytes(128), *[bytes(128)] * (count - 1)]
         parameters.append(aligned(b"".join(maps)))
 
     function = load(folder, record)

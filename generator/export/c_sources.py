@@ -372,7 +372,9 @@ def _row(row: Row, traits: LaunchTraits, images: Images) -> str:
 
 
 def _map_rule(rule: TensorMapRule | None) -> str:
-    return f"{{{{{', '.join(map(str, rule.box))}}}, {rule.swizzle_bytes}}}" if rule else "{{0}, 0}"
+    if rule is None:
+        return "{{0}, 0, 0}"
+    return f"{{{{{', '.join(map(str, rule.box))}}}, {rule.swizzle_bytes}, {int(rule.edge)}}}"
 
 
 def _code(code: ImagePlace) -> str:

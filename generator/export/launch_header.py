@@ -30,6 +30,7 @@ typedef struct HgemmProblem {
 typedef struct HgemmMap { /* arguments of cuTensorMapEncodeTiled; box[0] is 0 if the operand has no map */
   uint32_t box[3];        /* elements: contiguous axis, other axis, batch */
   int type, swizzle;      /* CUtensorMapDataType, CUtensorMapSwizzle */
+  int edge;               /* 1: the operand has three maps */
 } HgemmMap;
 
 typedef struct HgemmKernel {
@@ -44,7 +45,7 @@ typedef struct HgemmKernel {
   int32_t align_a, align_b, align_d;     /* addresses, leading dimensions and batch strides are multiples of so many elements */
   int32_t size_a, size_b, size_d;        /* bytes of an element */
   int64_t partial_bytes;                 /* of a tile in the workspace; 0: the kernel needs no workspace */
-  int32_t map_count;                     /* 3: the second parameter is the maps of A, B and D; 0: there is none */
+  int32_t map_count;                     /* of the second parameter. 3: A, B, D. 7: three of A, three of B, D. 0: there is none */
   HgemmMap maps[3];
 } HgemmKernel;
 """
@@ -65,7 +66,7 @@ def launch_header(record: Mapping[str, Any]) -> str:
         f"{traits.align_a}, {traits.align_b}, {traits.align_d}",
         ", ".join(str(DTYPES[dtype].bytes) for dtype in (traits.dtype_a, traits.dtype_b, traits.dtype_d)),
         f"{0 if traits.decides_splits else traits.partial_bytes}",
-        f"{len(OPERANDS) if rules else 0}, {{{maps}}}",
+        f"{traits.map_count}, {{{maps}}}",
     )
     values = ",\n".join(f"  {row}" for row in rows)
     more = ""
@@ -90,6 +91,6 @@ def launch_header(record: Mapping[str, Any]) -> str:
 
 def _map(rule: TensorMapRule | None) -> str:
     if rule is None:
-        return "{{0, 0, 0}, 0, 0}"
+        return "{{0, 0, 0}, 0, 0, 0}"
     box = ", ".join(map(str, rule.box))
-    return f"{{{{{box}}}, {_ELEMENTS[rule.element]}, {_SWIZZLES[rule.swizzle_bytes]}}}"
+    return f"{{{{{box}}}, {_ELEMENTS[rule.element]}, {_SWIZZLES[rule.swizzle_bytes]}, {int(rule.edge)}}}"

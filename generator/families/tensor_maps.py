@@ -7,12 +7,11 @@ from generator.spec import Smem
 from hgemm.dtypes import VECTOR_BYTES
 from hgemm.launch import MAP_BYTES
 from hgemm.problem import PROBLEM_BYTES
-from hgemm.tensor_maps import LoadBoxes
+from hgemm.tensor_maps import MAPS, MAPS_WITH_EDGES, LoadBoxes
 
 PART_BYTES = 1024
 """Period of the widest swizzle. Each part of shared memory starts at a multiple of it."""
 
-MAPS = 3
 MAP_ALIGN_BYTES = 64
 """Source: CUDA driver API, CUtensorMap."""
 
@@ -21,12 +20,12 @@ LATER_PARAM_BASE_BYTES = 0x380
 """Offset of the parameters in a kernel's constant bank; alignment counts from the bank's start (found in its SASS)."""
 
 
-def param_bytes(arch: str, operands_bytes: int = 0) -> int:
-    """Return the bytes of a kernel's parameters: the problem with the inputs of an expression, then the maps of A, B and D."""
+def param_bytes(arch: str, operands_bytes: int = 0, edge_maps: bool = False) -> int:
+    """Return the bytes of a kernel's parameters: the problem with the inputs of an expression, then the tensor maps."""
     base = PARAM_BASE_BYTES.get(ARCHS[arch].number, LATER_PARAM_BASE_BYTES)
     end = base + PROBLEM_BYTES + operands_bytes
     maps_at = -(-end // MAP_ALIGN_BYTES) * MAP_ALIGN_BYTES - base
-    return maps_at + MAPS * MAP_BYTES
+    return maps_at + (MAPS_WITH_EDGES if edge_maps else MAPS) * MAP_BYTES
 
 
 class OperandBoxes(LoadBoxes):

@@ -22,16 +22,16 @@ from hgemm.launch import (
     COUNTER_BYTES,
     MAP_BYTES,
     OPERAND_NAMES,
-    OPERANDS,
     POINTER_BYTES,
     WORKSPACE_COUNTERS,
     Matrix,
+    OperandMap,
     check,
     counter_bytes,
     ctas,
-    geometry,
     grid_x,
     matrices,
+    operand_maps,
     parameter,
     with_launch_options,
     workspace_bytes,
@@ -175,7 +175,7 @@ def regions(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Regio
     """Yield the memory that a launch of `grid` CTAs may access.
 
     Reads of an operand that is contiguous along m or n may extend into the padding of a row. Unaligned copies (ldg_sts_unaligned)
-    read whole 16-byte vectors, so they may access neighboring elements.
+    read whole 16-byte vectors, and edge maps whole tiles, so they may access neighboring elements.
     """
     readable = abi.READABLE | abi.INITIALISED
     flags = {
@@ -203,7 +203,10 @@ def _reads_d(problem: Problem) -> bool:
 
 def _padding_flags(traits: LaunchTraits, operand: str, k_major: bool) -> int:
     """Return the flags for reads beside an operand's elements."""
-    return (0 if k_major else abi.PADDING_READABLE) | (abi.MATRIX_READABLE if traits.copies_unaligned(operand) else 0)
+    beyond = traits.copies_unaligned(operand) or any(
+        rule.edge for rule in traits.tensor_maps if rule.operand == operand
+    )
+    return (0 if k_major else abi.PADDING_READABLE) | (abi.MATRIX_READABLE if beyond else 0)
 
 
 def _region(matrix: Matrix, flags: int) -> Region:
@@ -239,23 +242,24 @@ def _workspace(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Re
 
 def host_maps(traits: LaunchTraits, problem: Problem) -> bytes:
     """Return the kernel's second parameter, its tensor maps, in the executor's format."""
-    rules = {rule.operand: rule for rule in traits.tensor_maps}
     places = matrices(problem, traits)
     return b"".join(
-        bytes(_host_map(rules[name], places[name.upper()])) if name in rules else bytes(MAP_BYTES) for name in OPERANDS
+        bytes(_host_map(one, places[name.upper()].pointer)) if one else bytes(MAP_BYTES)
+        for name, maps in operand_maps(traits, places).items()
+        for one in maps
     )
 
 
-def _host_map(rule, matrix: Matrix) -> abi.EmulatedTensorMap:
-    extents, strides = geometry(matrix)
+def _host_map(of: OperandMap, pointer: int) -> abi.EmulatedTensorMap:
+    rule = of.rule
     if rule.swizzle_bytes not in _SWIZZLES:
         raise DeviceError(f"a tensor map cannot have a swizzle of {rule.swizzle_bytes} B: use 0, 32, 64 or 128")
     return abi.EmulatedTensorMap(
-        base=matrix.pointer,
-        extent=extents,
-        stride_bytes=strides,
+        base=pointer,
+        extent=of.extents,
+        stride_bytes=of.strides,
         box=rule.box,
-        rank=len(extents),
+        rank=len(of.extents),
         element_bytes=DTYPES[rule.element].bytes,
         swizzle=_SWIZZLES[rule.swizzle_bytes],
         magic=abi.TENSOR_MAP_MAGIC,

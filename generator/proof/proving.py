@@ -224,12 +224,12 @@ def _loads(traits: LaunchTraits, operand: str) -> int:
 
 
 def _extent(traits: LaunchTraits, spec: Mapping[str, Any], operand: str) -> float:
-    """Return the mean extent of A or B that a CTA of a cluster loads. The last box may extend beyond its tile, but not beyond the
-    matrix of measured_case()."""
+    """Return the mean extent of A or B that a CTA of a cluster loads. Without an edge map, the last box may extend beyond its tile,
+    but not beyond the matrix of measured_case()."""
     axis = "ab".index(operand)
     extent, ctas = (traits.tile_m, traits.tile_n)[axis], traits.cluster_shape[axis]
     rule = next((rule for rule in traits.tensor_maps if rule.operand == operand), None)
-    if rule is None or spec["layout"][axis] == "tn"[axis]:
+    if rule is None or rule.edge or spec["layout"][axis] == "tn"[axis]:
         return extent
     boxes = -(-extent // rule.box[0]) * rule.box[0]
     return sum(min(boxes, left * extent) for left in range(1, ctas + 1)) / ctas

@@ -127,12 +127,12 @@ void checked(int status, std::string const& doing) {
 
 enum { A, B, C, D, BIAS, WORKSPACE, OPERANDS };
 
-constexpr int map_bytes = 128, maps = 3, rank = 3;
-constexpr int map_operands[maps] = {A, B, D};
+constexpr int map_bytes = 128, max_maps = 7, rank = 3;
 constexpr size_t max_problem_bytes = 512;
 
 struct MapGeometry {
   bool used = false;
+  int operand = 0;
   int type = 0, interleave = 0, swizzle = 0, promotion = 0, fill = 0;
   uint64_t extents[rank] = {}, strides[rank - 1] = {};
   uint32_t box[rank] = {}, steps[rank] = {1, 1, 1};
@@ -147,8 +147,8 @@ struct Launch {
   std::string problem;     // packed, with the addresses at `offsets`
   size_t offsets[OPERANDS] = {};
   std::vector<size_t> more_offsets;  // of the inputs and further results of an expression
-  bool has_maps = false;
-  MapGeometry map[maps];
+  int maps = 0;
+  MapGeometry map[max_maps];
   uint64_t span_bytes[OPERANDS] = {};
   bool c_may_be_d = false;
   uint64_t workspace_bytes = 0, counter_bytes = 0;
@@ -272,11 +272,13 @@ Launch read(py::dict const& given) {
   launch.counter_bytes = number(given["counter_bytes"]);
   launch.zero_counters = given["zero_counters"].cast<bool>();
   py::sequence geometries = given["maps"];
-  launch.has_maps = py::len(geometries) > 0;
-  for (int i = 0; launch.has_maps && i < maps; ++i) {
-    py::object geometry = geometries[i];
+  launch.maps = int(py::len(geometries));
+  TORCH_CHECK(launch.maps <= max_maps, joined("a launch has ", launch.maps, " tensor maps"));
+  for (int i = 0; i < launch.maps; ++i) {
+    auto [operand, geometry] = py::object(geometries[i]).cast<std::tuple<int, py::object>>();
     if (geometry.is_none()) continue;
     MapGeometry& map = launch.map[i];
+    map.operand = operand;
     auto [type, extents, strides, box, step, modes] =
         geometry.cast<std::tuple<int, std::array<uint64_t, 3>, std::array<uint64_t, 2>, std::array<uint32_t, 3>, uint32_t,
                                  std::array<int, 4>>>();
@@ -374,7 +376,7 @@ void launch_at(Launch const& launch, int64_t (&address)[OPERANDS], at::ArrayRef<
   for (int i = 0; i < OPERANDS; ++i) std::memcpy(problem + launch.offsets[i], &address[i], 8);
   for (size_t i = 0; i < more.size(); ++i) std::memcpy(problem + launch.more_offsets[i], &more[i], 8);
 
-  alignas(64) char map[maps * map_bytes] = {};
+  alignas(64) char map[max_maps * map_bytes] = {};
   void* parameters[2] = {problem, map};
   LaunchConfig config = launch.config;
   config.stream = stream;
@@ -385,10 +387,10 @@ void launch_at(Launch const& launch, int64_t (&address)[OPERANDS], at::ArrayRef<
   if (elsewhere) checked(driver.push(launch.context), "enter the context");
   if (config.attribute_count && !overlap_pays(stream)) config.attribute_count = 0;
   int status = 0;
-  for (int i = 0; launch.has_maps && i < maps && !status; ++i) {
+  for (int i = 0; i < launch.maps && !status; ++i) {
     MapGeometry const& of = launch.map[i];
     if (of.used)
-      status = driver.encode(map + i * map_bytes, of.type, rank, reinterpret_cast<void*>(address[map_operands[i]]),
+      status = driver.encode(map + i * map_bytes, of.type, rank, reinterpret_cast<void*>(address[of.operand]),
                              of.extents, of.strides, of.box, of.steps, of.interleave, of.swizzle, of.promotion, of.fill);
   }
   if (!status && launch.zero_counters)

@@ -11,13 +11,42 @@ namespace hgemm {
 struct TensorMaps {
   TensorMap a, b, d;
 };
-static_assert(sizeof(TensorMaps) == 384, "the launchers pack this struct by hand");
+
+// The maps of an MN-major operand for kernels with edge maps. A box that ends inside a row of its map takes longer to load. So rows of
+// `map` and `edge` extend beyond the matrix, up to whole tiles. What lies there is the next row, or a gap between rows. It becomes rows or
+// columns of D that nobody stores. Only behind the last row does it lie outside of the matrix: `last` ends with the matrix, and loads the
+// last k-tile.
+struct OperandMaps {
+  TensorMap map, edge, last;  // edge: for the last box of a tile, if it is narrower than the others
+};
+struct TensorMapsWithEdges {
+  OperandMaps a, b;
+  TensorMap d;
+};
+static_assert(sizeof(TensorMaps) == 384 && sizeof(TensorMapsWithEdges) == 896, "the launchers pack these structs by hand");
+
+template <class Policy, class = void>
+inline constexpr bool has_edge_maps = false;
+template <class Policy>
+inline constexpr bool has_edge_maps<Policy, typename MakeVoid<decltype(Policy::edge_maps)>::Type> = true;
+
+template <class Policy, bool EDGES = has_edge_maps<Policy>>
+struct MapsOf { using Type = TensorMaps; };
+template <class Policy>
+struct MapsOf<Policy, true> { using Type = TensorMapsWithEdges; };
+
+// The maps of one operand, as OperandMaps, and the matrix of the batch in them.
+struct TmaSource {
+  TensorMap const &map, &edge, &last;
+  int batch;
+};
 
 // ---- One operand of a stage ---------------------------------------------------------------------------------------
 
 // A stage of A or B, (EXTENT, tile_k), that SHARERS CTAs of a cluster load for each other: each one loads a slice, or they take
 // turns. It is made of boxes. A box has rows of 128, 64, 32 or 16 bytes of the contiguous index, and the TMA swizzles the 16-byte
-// vectors of a row. The last box of an MN-major operand may extend beyond EXTENT; nobody reads what it holds there.
+// vectors of a row. The last box of an MN-major operand may extend beyond EXTENT; nobody reads what it holds there. With edge maps, it is
+// loaded up to EXTENT only, except for the last k-tile.
 template <class Policy, class Side, int EXTENT, int SHARERS>
 struct TmaBoxes {
   static constexpr bool k_major = Side::k_major;
@@ -30,6 +59,9 @@ struct TmaBoxes {
   static constexpr bool in_turn = rows % (SHARERS * 8) != 0;  // slices would not be whole groups of 8 rows
   static constexpr int slice_rows = in_turn ? rows : rows / SHARERS;
   static constexpr int bytes = boxes * box_bytes;
+  static constexpr bool has_edge = has_edge_maps<Policy> && !Side::k_major && Side::swizzle_bytes > 0;
+  static constexpr int edge_columns = has_edge ? EXTENT % columns : 0;
+  static constexpr int loaded_bytes = has_edge ? EXTENT * rows * element_bytes : bytes;  // of all k-tiles but the last one
 
   static_assert(!Side::k_major || Policy::tile_k % columns == 0, "boxes of a K-major operand must fill the stage");
 
@@ -39,9 +71,14 @@ struct TmaBoxes {
     return byte ^ (byte >> 3 & (vecs - 1) << 4);
   }
 
-  // Loads what this CTA, the sharer `place`, loads of the stage whose first element is (first, k) of `batch`. `ranks` are all
-  // sharers.
-  HGEMM_DEVICE static void load(unsigned char* stage, TensorMap const& map, uint64_t* barrier, int first, int k, int batch,
+  HGEMM_DEVICE static TensorMap const& map_of(TmaSource const& source, int box, bool is_last) {
+    if constexpr (!has_edge) return source.map;
+    if (is_last) return source.last;
+    return edge_columns > 0 && box == boxes - 1 ? source.edge : source.map;
+  }
+
+  // Loads what this CTA, the sharer `place`, loads of the stage whose first element is (first, k). `ranks` are all sharers.
+  HGEMM_DEVICE static void load(unsigned char* stage, TmaSource const& source, uint64_t* barrier, int first, int k, bool is_last,
                                 int place, uint16_t ranks) {
     if (in_turn && k / Policy::tile_k % SHARERS != place) return;
     int const row = in_turn ? 0 : place * slice_rows;
@@ -51,20 +88,21 @@ struct TmaBoxes {
       int const x = (Side::k_major ? k : first) + box * columns;
       int const y = (Side::k_major ? first : k) + row;
       if constexpr (SHARERS == 1) {
-        atoms::tma_load(to, map, barrier, x, y, batch);
+        atoms::tma_load(to, map_of(source, box, is_last), barrier, x, y, source.batch);
       } else {
-        atoms::tma_load_multicast(to, map, barrier, ranks, x, y, batch);
+        atoms::tma_load_multicast(to, map_of(source, box, is_last), barrier, ranks, x, y, source.batch);
       }
     }
   }
 
   // Fetches into L2 what load() would load.
-  HGEMM_DEVICE static void prefetch(TensorMap const& map, int first, int k, int batch, int place) {
+  HGEMM_DEVICE static void prefetch(TmaSource const& source, int first, int k, bool is_last, int place) {
     if (in_turn && k / Policy::tile_k % SHARERS != place) return;
     int const row = in_turn ? 0 : place * slice_rows;
     HGEMM_UNROLL
     for (int box = 0; box < boxes; ++box) {
-      atoms::tma_prefetch_box(map, (Side::k_major ? k : first) + box * columns, (Side::k_major ? first : k) + row, batch);
+      atoms::tma_prefetch_box(map_of(source, box, is_last), (Side::k_major ? k : first) + box * columns,
+                              (Side::k_major ? first : k) + row, source.batch);
     }
   }
 };
@@ -124,6 +162,7 @@ struct TmaPipeline {
   using A = TmaBoxes<Policy, typename Policy::A, Policy::tile_m, Policy::cluster_n>;
   using B = TmaBoxes<Policy, typename Policy::B, Policy::tile_n, Policy::cluster_m>;
   using Place = ClusterPlace<Policy>;
+  using Maps = typename MapsOf<Policy>::Type;
 
   struct Shared {
     alignas(1024) unsigned char a[Policy::stages][A::bytes];  // (stages, tile_m, tile_k)
@@ -152,34 +191,53 @@ struct TmaPipeline {
 
   // ---- Producer: one thread ---------------------------------------------------------------------------------------
 
-  // The maps of the kernel's A and B, and the matrices of `batch` in them.
-  struct Sources {
-    TensorMap const &a, &b;
-    int a_batch, b_batch;
-  };
-  HGEMM_DEVICE static Sources sources(TensorMaps const& maps, Problem const& problem, int batch) {
-    int64_t const a_stride = Policy::swap_ab ? problem.batch_stride_b : problem.batch_stride_a;
-    int64_t const b_stride = Policy::swap_ab ? problem.batch_stride_a : problem.batch_stride_b;
-    return {Policy::swap_ab ? maps.b : maps.a, Policy::swap_ab ? maps.a : maps.b, a_stride == 0 ? 0 : batch, b_stride == 0 ? 0 : batch};
+  // Fetches the descriptors of the problem's A or B.
+  template <bool IS_A>
+  HGEMM_DEVICE static void prefetch_maps(Maps const& maps) {
+    constexpr bool is_a = IS_A != Policy::swap_ab;  // of the kernel
+    TmaSource const found = source<IS_A>(maps, 0);
+    atoms::tma_prefetch(found.map);
+    if (is_a ? A::edge_columns > 0 : B::edge_columns > 0) atoms::tma_prefetch(found.edge);
+    if (is_a ? A::has_edge : B::has_edge) atoms::tma_prefetch(found.last);
+  }
+
+  // The source of the problem's A or B.
+  template <bool IS_A>
+  HGEMM_DEVICE static TmaSource source(Maps const& maps, int batch) {
+    auto const& found = IS_A ? maps.a : maps.b;
+    if constexpr (has_edge_maps<Policy>) {
+      return {found.map, found.edge, found.last, batch};
+    } else {
+      return {found, found, found, batch};
+    }
+  }
+  template <bool IS_A>
+  HGEMM_DEVICE static TmaSource source(Maps const& maps, Problem const& problem, int batch) {
+    return source<IS_A>(maps, (IS_A ? problem.batch_stride_a : problem.batch_stride_b) == 0 ? 0 : batch);
+  }
+
+  // Whether a k-tile has the last row of k, so that MN-major operands end with it.
+  HGEMM_DEVICE static bool is_last(Problem const& problem, int k) {
+    return (A::has_edge || B::has_edge) && k + Policy::tile_k >= problem.k;
   }
 
   // Fetches the boxes of one k-tile into L2, before the stages may be written.
-  HGEMM_DEVICE void prefetch(TensorMaps const& maps, Problem const& problem, int batch, int m_first, int n_first, int k_tile) const {
-    auto const [a_map, b_map, a_batch, b_batch] = sources(maps, problem, batch);
-    A::prefetch(a_map, m_first, k_tile * Policy::tile_k, a_batch, place.column);
-    B::prefetch(b_map, n_first, k_tile * Policy::tile_k, b_batch, place.row);
+  HGEMM_DEVICE void prefetch(Maps const& maps, Problem const& problem, int batch, int m_first, int n_first, int k_tile) const {
+    int const k = k_tile * Policy::tile_k;
+    A::prefetch(source<!Policy::swap_ab>(maps, problem, batch), m_first, k, is_last(problem, k), place.column);
+    B::prefetch(source<Policy::swap_ab>(maps, problem, batch), n_first, k, is_last(problem, k), place.row);
   }
 
-  HGEMM_DEVICE void load(TensorMaps const& maps, Problem const& problem, int batch, int m_first, int n_first, int k_first,
-                         int k_tiles) {
-    auto const [a_map, b_map, a_batch, b_batch] = sources(maps, problem, batch);
+  HGEMM_DEVICE void load(Maps const& maps, Problem const& problem, int batch, int m_first, int n_first, int k_first, int k_tiles) {
+    TmaSource const a = source<!Policy::swap_ab>(maps, problem, batch), b = source<Policy::swap_ab>(maps, problem, batch);
     int const k_end = (k_first + k_tiles) * Policy::tile_k;
     HGEMM_NO_UNROLL
     for (int k = k_first * Policy::tile_k; k < k_end; k += Policy::tile_k) {
       uint64_t* const full = producer_acquire();
-      atoms::mbarrier_arrive_expect_tx(full, A::bytes + B::bytes);
-      A::load(shared.a[state.stage], a_map, full, m_first, k, a_batch, place.column, place.row_ranks());
-      B::load(shared.b[state.stage], b_map, full, n_first, k, b_batch, place.row, place.column_ranks());
+      bool const last = is_last(problem, k);
+      atoms::mbarrier_arrive_expect_tx(full, last ? A::bytes + B::bytes : A::loaded_bytes + B::loaded_bytes);
+      A::load(shared.a[state.stage], a, full, m_first, k, last, place.column, place.row_ranks());
+      B::load(shared.b[state.stage], b, full, n_first, k, last, place.row, place.column_ranks());
       state.advance();
     }
   }

@@ -101,7 +101,7 @@ struct CtaWork {
 // ---- Kernel -------------------------------------------------------------------------------------------------------
 
 template <class Policy>
-HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
+HGEMM_DEVICE void gemm(Problem const& problem, typename MapsOf<Policy>::Type const& maps) {
   using Accumulators = WarpgroupAccumulators<Policy>;
   using Threads = ConsumerThreads<Policy>;
   using Place = ClusterPlace<Policy>;
@@ -134,8 +134,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   // ---- Barriers ----------------------------------------------------------------------------------------------------
   if (warp == 0 && atoms::elect_one()) {
     if constexpr (by_tma) {
-      atoms::tma_prefetch(maps.a);
-      atoms::tma_prefetch(maps.b);
+      Mainloop<Policy>::template prefetch_maps<true>(maps);
+      Mainloop<Policy>::template prefetch_maps<false>(maps);
     }
     Mainloop<Policy>::init(shared.barriers);
     atoms::mbarrier_init_fence();

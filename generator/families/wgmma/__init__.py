@@ -83,7 +83,9 @@ def expectation(plan: WgmmaPlan, allow_spills: bool) -> Expectation:
         threads=plan.threads,
         static_smem_bytes=0,
         smem_bytes=plan.smem_bytes,
-        param_bytes=param_bytes(plan.spec.arch, operands) if plan.tensor_maps else PROBLEM_BYTES + operands,
+        param_bytes=param_bytes(plan.spec.arch, operands, plan.has_edge_maps)
+        if plan.tensor_maps
+        else PROBLEM_BYTES + operands,
         max_registers=plan.launch_registers,
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,

@@ -105,6 +105,8 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "a": _atoms_operand(plan.a, "n" if spec.swap_ab else "m", plan.tile.m, aligns[0]),
         "b": _atoms_operand(plan.b, "m" if spec.swap_ab else "n", plan.tile.n, aligns[1]),
         "has_maps": bool(plan.tensor_maps),
+        "edge_maps": plan.has_edge_maps,
+        "maps": "TensorMapsWithEdges" if plan.has_edge_maps else "TensorMaps",
         "unroll_epilogue": plan.unrolls_epilogue,
         **stream_k(plan),
         "serial_parts": spec.serial_parts,

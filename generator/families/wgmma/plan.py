@@ -15,7 +15,15 @@ from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_par
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
 from hgemm.epilogue import NONE, accumulators_of, numbers_of
 from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
-from hgemm.tensor_maps import NARROW_LAST_COLUMNS, ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, loads_of, store_boxes
+from hgemm.tensor_maps import (
+    MAPS_WITH_EDGES,
+    NARROW_LAST_COLUMNS,
+    ROWS_PER_WARPGROUP,
+    StoreBoxes,
+    TensorMap,
+    loads_of,
+    store_boxes,
+)
 
 NAME = "wgmma"
 
@@ -106,17 +114,17 @@ class WgmmaPlan(Plan):
     def a(self) -> OperandBoxes:
         """The kernel's A."""
         k_major = self.spec.b_k_major if self.spec.swap_ab else self.spec.a_k_major
-        return OperandBoxes(
-            k_major, self.tile.m, self.tile.k, self.cluster.n, self.spec.operand_bytes, padded=self.pads_boxes
-        )
+        return self._boxes(k_major, self.tile.m, self.cluster.n)
 
     @cached_property
     def b(self) -> OperandBoxes:
         """The kernel's B."""
         k_major = self.spec.a_k_major if self.spec.swap_ab else self.spec.b_k_major
-        return OperandBoxes(
-            k_major, self.tile.n, self.tile.k, self.cluster.m, self.spec.operand_bytes, padded=self.pads_boxes
-        )
+        return self._boxes(k_major, self.tile.n, self.cluster.m)
+
+    def _boxes(self, k_major: bool, extent: int, shared_by: int) -> OperandBoxes:
+        pads = self.pads_boxes
+        return OperandBoxes(k_major, extent, self.tile.k, shared_by, self.spec.operand_bytes, padded=pads, edges=pads)
 
     @property
     def pads_boxes(self) -> bool:
@@ -337,6 +345,10 @@ class WgmmaPlan(Plan):
         return (*loaded, self.d.tensor_map(spec.dtype_d)) if spec.store == "tma" else loaded
 
     @property
+    def has_edge_maps(self) -> bool:
+        return any(tensor_map.edge for tensor_map in self.tensor_maps)
+
+    @property
     def shares_tiles(self) -> bool:
         """Whether some CTAs share the k of a tile, and others do not."""
         return self.streams or self.spec.schedule.kind == LAUNCH
@@ -351,6 +363,7 @@ class WgmmaPlan(Plan):
             "cluster": [self.launch_cluster, 1, 1],
             "cluster_shape": [self.spec.cluster.m, self.spec.cluster.n],
             "tensor_maps": [tensor_map.to_dict() for tensor_map in self.tensor_maps],
+            **({"map_count": MAPS_WITH_EDGES} if self.has_edge_maps else {}),
             "programmatic": True,  # the kernel waits for the previous grid itself
         }
 

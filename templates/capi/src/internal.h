@@ -15,6 +15,7 @@ typedef struct hgemm_image { /* code of one kernel in images.bin */
 typedef struct hgemm_map_rule { /* how to encode a tensor map; box[0] is 0 if the operand has none */
   uint32_t box[3];              /* elements along the contiguous axis, the other axis and the batch */
   uint32_t swizzle_bytes;
+  uint32_t edge; /* 1 if the kernel takes three maps of the operand: see encode_all in launch.c */
 } hgemm_map_rule;
 
 typedef struct hgemm_row { /* one kernel */

@@ -36,8 +36,8 @@ typedef struct Parameter { /* hgemm::ProblemWith; the driver copies as many inpu
 
 typedef char aux_has_32_bytes[sizeof(Aux) == 32 && sizeof(Parameter) == 160 + 32 * HGEMM_MAX_AUX ? 1 : -1];
 
-typedef struct Maps { /* the second parameter of TMA kernels: CUtensorMap of A, B and D */
-  _Alignas(64) unsigned char bytes[3][128];
+typedef struct Maps { /* the second parameter of TMA kernels: CUtensorMap of A, B and D, or three of A, three of B, and D */
+  _Alignas(64) unsigned char bytes[7][128];
 } Maps;
 
 static Problem pack(hgemm_problem const *p, hgemm_row const *row, hgemm_selected const *selected) {
@@ -101,14 +101,30 @@ static hgemm_status encode_all(hgemm_driver const *cuda, hgemm_row const *row, h
       {p->b, p->dtype_b, b_by_rows ? p->k : p->n, b_by_rows ? p->n : p->k, p->ldb, p->batch_stride_b},
       {p->d, p->dtype_d, epilogue != NULL ? p->n / epilogue->columns : p->n, p->m, p->ldd, p->batch_stride_d},
   };
+  int64_t const tiles[3] = {row->tile_m, row->tile_n, 0};
+  unsigned char(*map)[128] = maps->bytes;
+  hgemm_status status = HGEMM_OK;
   memset(maps, 0, sizeof *maps);
   if (cuda->encode_map == NULL) return hgemm_fail(HGEMM_ERROR_DRIVER, "the driver has no cuTensorMapEncodeTiled");
-  for (int i = 0; i < 3; ++i) {
-    hgemm_status const status =
-        row->maps[i].box[0] ? encode(cuda, &row->maps[i], &operands[i], p->batch, i < 2, maps->bytes[i]) : HGEMM_OK;
-    if (status != HGEMM_OK) return status;
+  for (int i = 0; i < 3 && status == HGEMM_OK; ++i) {
+    hgemm_map_rule const *const rule = &row->maps[i];
+    Operand wide = operands[i];
+    hgemm_map_rule narrow = *rule;
+    if (!rule->edge) {
+      if (rule->box[0]) status = encode(cuda, rule, &operands[i], p->batch, i < 2, map[0]);
+    } else {
+      /* The TMA is slow where a box ends inside a row. So rows extend beyond the matrix up to whole tiles, into the gap and the next
+       * row at most. The last row of all is in the last k-tile, which the kernel loads by the third map: it ends with the matrix. */
+      wide.contiguous = (wide.contiguous + tiles[i] - 1) / tiles[i] * tiles[i];
+      if (wide.contiguous > operands[i].contiguous + wide.leading) wide.contiguous = operands[i].contiguous + wide.leading;
+      narrow.box[0] = (uint32_t)(tiles[i] % rule->box[0]);
+      status = encode(cuda, rule, &wide, p->batch, 1, map[0]);
+      if (status == HGEMM_OK && narrow.box[0]) status = encode(cuda, &narrow, &wide, p->batch, 1, map[1]);
+      if (status == HGEMM_OK) status = encode(cuda, rule, &operands[i], p->batch, 1, map[2]);
+    }
+    map += i < 2 && (row->maps[0].edge || row->maps[1].edge) ? 3 : 1;
   }
-  return HGEMM_OK;
+  return status;
 }
 
 /* Encoding is the slowest part of a launch, so each thread caches a few maps by kernel and problem. */
