@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -79,6 +78,7 @@ from hgemm.model.trees import FEATURES, LEAF, MAX_CHANGE, Tree
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.problem import LAYOUTS, Kind
 from hgemm.selection_query import SelectionQuery, Target
+from hgemm.tensor_maps import LoadBoxes
 
 CAPABILITY, SMS = 90, 132
 DRAM_SPEEDS = {"NVIDIA H100 80GB HBM3": 3352, "NVIDIA H200": 4917}
@@ -156,32 +156,41 @@ def launch_of(problem: Sequence[Any]) -> tuple[int, str]:
     return batch, layout
 
 
-LAUNCHES = 4
+LAUNCHES = 5
 """How products are launched: data files without this field have 1. Since 2 (2026-11-26 16:05), launches of one or two waves order
 tiles by GPC, and all CTAs of a tile add the parts of k. Since 3 (19:30), kernels stage all of a tile's D where it fits, and pad the
 boxes of operands that are not K-major. Since 4 (22:40), the TMA loads rows of 16 bytes eight at a time, and kernels load their
-first k-tile sooner."""
+first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major end with the tile or the matrix."""
 SHARED_PARTS = 2
 """The least `launches` with which all CTAs of a tile add the parts of k."""
-PADDED_BOXES = 3
-"""The least `launches` with which TMA boxes are padded."""
 SHORT_ROWS = 4
 """The least `launches` with which the TMA loads rows of SHORT_ROW_BYTES eight at a time."""
 SHORT_ROW_BYTES = 16
-WEIGHTS = {1: 1, 2: 3, 3: 6, 4: 6}
+EDGE_BOXES = 5
+"""The least `launches` with which the box that a tile or the matrix ends in is no wider than that."""
+FEW_TILES = 3
+"""Of so many tiles along an extent or fewer, the last one decides the time."""
+WEIGHTS = {1: 1, 2: 3, 3: 6, 4: 6, 5: 9}
 """Problems count this often in a fit, by `launches`. Source: cross-validation on the latest ones."""
 
 
-def has_other_boxes(words: Words, layout: str, launched: int) -> bool:
-    """Return whether a kernel had other boxes when products were launched so: narrower ones, or no rows of SHORT_ROW_BYTES."""
+def has_other_boxes(words: Words, layout: str, launched: int, m: int, n: int) -> bool:
+    """Return whether a kernel had other boxes when a product of m rows and n columns was launched so: narrower ones, no rows of
+    SHORT_ROW_BYTES, or boxes that extended beyond the tile or beyond one of FEW_TILES."""
     its = dict(zip(IDENTITY, words))
     if its["copy"] != "tma":
         return False
-    m, n, _ = map(int, its["cta_tile"].split("x"))
-    extents = [m] * (layout[0] == "n") + [n] * (layout[1] == "t")
-    if launched < SHORT_ROWS and any(ELEMENT_BYTES * extent == SHORT_ROW_BYTES for extent in extents):
+    tile_m, tile_n, k = map(int, its["cta_tile"].split("x"))
+    extents = [(tile_m, m)] * (layout[0] == "n") + [(tile_n, n)] * (layout[1] == "t")
+    if launched < SHORT_ROWS and any(ELEMENT_BYTES * tile == SHORT_ROW_BYTES for tile, _ in extents):
         return True
-    return launched < PADDED_BOXES and ELEMENT_BYTES * math.gcd(*extents) % span_of(words, layout) > 0
+    if launched >= EDGE_BOXES:
+        return False
+    boxes = (LoadBoxes(False, tile, k, 1, ELEMENT_BYTES, padded=True, edges=True) for tile, _ in extents)
+    return any(
+        tile % box.box[0] or (extent % box.box[0] and extent <= FEW_TILES * tile)
+        for (tile, extent), box in zip(extents, boxes, strict=True)
+    )
 
 
 NONE = Calibration((), 0, STATE, "", (), (), {}, {}, {})
@@ -290,7 +299,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
         straddling = SelectionQuery.dense(Kind(layout), (m, n, k, batch)).straddling
         for kernel, time_ns, *options in problem[TIMES]:
             place = places.get((kernels[kernel], layout))
-            if place is None or has_other_boxes(kernels[kernel], layout, launched):
+            if place is None or has_other_boxes(kernels[kernel], layout, launched, m, n):
                 continue
             row = its_rows[place]
             splits, whole = options or (row.splits, 0)
@@ -857,8 +866,9 @@ def devices_of(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 @main.command("fit")
 @click.argument("files", nargs=-1, required=True, type=_PATH)
+@click.option("--keep-tn", is_flag=True, help="Fit the other layouts only. Estimates of layout tn stay as they are.")
 @click.option("--to", type=click.Path(path_type=Path), default=PATH, show_default=True)
-def fit_command(files: Sequence[Path], to: Path) -> None:
+def fit_command(files: Sequence[Path], keep_tn: bool, to: Path) -> None:
     """Write the calibration by all problems of FILES as package data."""
     documents, rows, data = _read(files)
     together = _joined([*data.values()])
@@ -889,15 +899,43 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
         },
         waves=tuple(_permille(part) for part in np.split(factors.waves, WAVE_CLASSES)),
     )
+    if keep_tn:
+        found = with_others(calibration(), found)
+        together = together[together.layout != LAYOUTS.index(LAYOUT)]
     calibrated = rows_of(documents, found)
     of_kernels = [calibrated[key] for key in rows]
     trees = grown(together, of_kernels, np.ones((len(rows), len(TERMS))), np.concatenate(found.waves) / ONE)
+    if keep_tn:
+        trees = [by_layout(in_tn(tree), its) for tree, its in zip(found.trees, trees, strict=True)]
     found = replace(found, trees=tuple(trees))
     document = document_of(found, devices, "python -m benchmarks.calibration fit")
     parse_calibration(document)
     to.write_text(in_lines(document), encoding="utf-8")
     calibration.cache_clear()
     click.echo(f"{len(found.kernels)} kernels, {to.stat().st_size} B; all together: {dict(zip(TERMS, found.others))}")
+
+
+def with_others(shipped: Calibration, found: Calibration) -> Calibration:
+    """Return a calibration with the kernels of another one in all layouts but tn."""
+    kernels = {key: its for key, its in shipped.kernels.items() if key[1] == LAYOUT}
+    kernels |= {key: its for key, its in found.kernels.items() if key[1] != LAYOUT}
+    return replace(shipped, devices=found.devices, problems=found.problems, kernels=kernels)
+
+
+def by_layout(of_tn: Tree, of_others: Tree) -> Tree:
+    """Return a tree that is the first one in layout tn, the second one in the others."""
+    return ((FEATURES.index("layout"), LAYOUTS.index(LAYOUT), len(of_tn) + 1), *of_tn, *of_others)
+
+
+def in_tn(tree: Tree) -> Tree:
+    """Return a tree without its nodes for other layouts than tn."""
+    feature, bound, right = tree[0]
+    if feature == LEAF:
+        return tree[:1]
+    left, other = in_tn(tree[1:]), in_tn(tree[right:])
+    if feature == FEATURES.index("layout"):
+        return left if LAYOUTS.index(LAYOUT) <= bound else other
+    return ((feature, bound, len(left) + 1), *left, *other)
 
 
 def not_again(factors: Fitted, place: int) -> np.ndarray:

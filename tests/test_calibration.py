@@ -32,7 +32,7 @@ from hgemm.model.calibrated import ONE, PATH, TERMS, calibration, group_of, iden
 from hgemm.model.predict import fits
 from hgemm.model.trees import FEATURES, LEAF, MAX_CHANGE, Tree, numbers_of, parse_tree, refinement
 from hgemm.model.trees import ONE as TREE_ONE
-from hgemm.problem import Kind
+from hgemm.problem import LAYOUTS, Kind
 from hgemm.selection import SHIPPED, Selector
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -76,7 +76,7 @@ def test_types_and_bias_share_the_measurement_of_a_kernel() -> None:
 
 
 def test_layouts_have_their_own_factors_or_those_of_tn() -> None:
-    wide, narrow = record(tile="128x192x64"), record(tile="128x96x64")
+    wide, narrow = record(tile="128x192x64"), record(tile="128x32x64")
     factors = {name: (value,) * len(TERMS) for name, value in (("tn", 1000), ("nn", 3000), ("64 bytes", 2000))}
     found = replace(
         calibration(),
@@ -125,7 +125,7 @@ def test_uncalibrated_kernels_share_the_dram_speed() -> None:
 
 def test_span_is_the_box_width_of_contiguous_tiles() -> None:
     spans = {
-        tile: identity(record(tile=tile)["spec"]) for tile in ("128x192x64", "128x224x64", "128x96x64", "128x16x64")
+        tile: identity(record(tile=tile)["spec"]) for tile in ("128x192x64", "128x96x64", "128x24x64", "128x16x64")
     }
     assert [span_of(words, "nt") for words in spans.values()] == [128, 128, 64, 32]
     assert [span_of(words, "nn") for words in spans.values()] == [128, 128, 128, 128]
@@ -227,6 +227,24 @@ def test_older_measurements_of_splits_count_less() -> None:
     today, before = (fitting.launches_of({**document, "launches": since}, rows) for since in (fitting.LAUNCHES, 1))
     assert today.added.tolist() == [2, 29 / 8] and before.added.tolist() == [2, 8]
     assert (before.weight < today.weight).all()
+
+
+@pytest.mark.parametrize(
+    ("tile", "layout", "m", "n", "other"),
+    [
+        ("128x128x64", "nn", 4096, 4096, False),
+        ("136x128x64", "nn", 4096, 4096, True),  # the last box of a tile has 8 columns
+        ("136x128x64", "tt", 4096, 4096, False),
+        ("128x136x64", "tt", 4096, 4096, True),
+        ("128x128x64", "nn", 152, 4096, True),  # the last box of the second tile has 24 columns
+        ("128x128x64", "nn", 4120, 4096, False),  # so has that of one tile in 33
+        ("128x136x64", "tn", 152, 152, False),
+    ],
+)
+def test_measurements_of_boxes_beyond_the_end_are_left_out(tile: str, layout: str, m: int, n: int, other: bool) -> None:
+    words = identity(record(tile=tile, layout=layout)["spec"])
+    assert fitting.has_other_boxes(words, layout, fitting.EDGE_BOXES - 1, m, n) == other
+    assert not fitting.has_other_boxes(words, layout, fitting.EDGE_BOXES, m, n)
 
 
 @pytest.mark.parametrize(("batch", "layout"), [(1, "tn"), (1, "nt"), (9, "tt")])
@@ -385,6 +403,18 @@ def test_boosted_trees_learn_which_launch_of_a_problem_is_the_fastest() -> None:
 def test_trees_change_estimates_within_a_limit() -> None:
     for value, limit in ((10 * TREE_ONE, TREE_ONE + MAX_CHANGE), (-10 * TREE_ONE, TREE_ONE - MAX_CHANGE)):
         assert refinement([((LEAF, value, 0),)], [0] * len(FEATURES)) == limit
+
+
+def test_a_fit_of_the_other_layouts_keeps_the_trees_of_tn() -> None:
+    rng = np.random.default_rng(0)
+    of_all, of_others = calibration().trees[:2]
+    tree = parse_tree(numbers_of(fitting.by_layout(fitting.in_tn(of_all), of_others)))
+    for features in rng.integers(0, 3000, (200, len(FEATURES))).tolist():
+        for layout, name in enumerate(LAYOUTS):
+            features[FEATURES.index("layout")] = layout
+            expected = of_all if name == "tn" else of_others
+            assert refinement([tree], features) == refinement([expected], features)
+    assert len(fitting.in_tn(tree)) == len(fitting.in_tn(of_all))
 
 
 @pytest.mark.parametrize(

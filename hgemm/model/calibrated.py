@@ -194,7 +194,7 @@ def span_of(words: Words, layout: str) -> int:
         return SPANS[0]
     m, n, k = map(int, its["cta_tile"].split("x"))
     extents = [m] * (layout[0] == "n") + [n] * (layout[1] == "t")
-    rows = (LoadBoxes(False, one, k, 1, ELEMENT_BYTES, padded=True).row_bytes for one in extents)
+    rows = (LoadBoxes(False, one, k, 1, ELEMENT_BYTES, padded=True, edges=True).row_bytes for one in extents)
     return max(SPANS[-1], min(rows, default=SPANS[0]))
 
 
