@@ -200,8 +200,8 @@ def parse_arch(text: str, what: str = "arch") -> str:
         plain = _BRANDS.sub("", text.lower())
         if plain == NATIVE:
             return native_arch(what)
-        if plain in CARDS:
-            return CARDS[plain]
+        if card := CARDS.get(plain) or CARDS.get(f"rtx{plain}"):
+            return card
         if plain in OLD_CARDS:
             raise _too_old(what, text, OLD_CARDS[plain])
         generation = GENERATIONS.get(plain)

@@ -113,7 +113,11 @@ def test_old_gpus_get_no_suggestion_of_newer_architectures(text: str) -> None:
     assert "did you mean" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["h101", "a101", "rtx4999"])
+def test_rtx_may_be_left_out() -> None:
+    assert [parse_arch(text) for text in ("4090", "GeForce 3090 Ti", "5090")] == ["sm_89", "sm_86", "sm_120"]
+
+
+@pytest.mark.parametrize("text", ["h101", "a101", "rtx4999", "4999"])
 def test_another_card_is_never_proposed(text: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_arch(text)

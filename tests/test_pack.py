@@ -98,6 +98,11 @@ def test_gpt2_stores_its_weights_transposed_and_has_biases(tmp_path: Path) -> No
     assert "tanh" in " ".join(model.notes)
 
 
+def test_quantised_weights_are_noted(tmp_path: Path) -> None:
+    model = read_model(written(tmp_path, model_type="llama", quantization_config={"quant_method": "gptq"}, **GROUPED))
+    assert "quantisation" in " ".join(model.notes)
+
+
 def test_encoders_have_biases_and_an_activation(tmp_path: Path) -> None:
     bert = facts(written(tmp_path / "bert", model_type="bert", **BLOCK))
     assert bert["intermediate"] == (160, 64, True, "gelu") and bert["predictions.decoder"][0] == 1000

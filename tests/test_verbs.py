@@ -760,3 +760,14 @@ def test_cover_notes_that_sm_90a_is_shown_as_sm_90(small_library: Library) -> No
     words = ("--layout", "tn", "--dtype", "f16", "--align", "8", "--library", small_library.folder)
     assert "sm_90a is shown as sm_90" in call("cover", "--arch", "90a", *words).stderr
     assert "is shown as" not in call("cover", "--arch", "90", *words).stderr
+
+
+@pytest.mark.parametrize("option", ["layout", "bias", "activation", "align"])
+def test_cover_of_nothing_is_rejected(small_library: Library, option: str) -> None:
+    done = call("cover", "--arch", "90", f"--{option}", "", "--library", small_library.folder)
+    assert isinstance(done.exception, RequestError) and f"--{option} has no value" in str(done.exception)
+
+
+def test_pack_checks_only_what_it_builds() -> None:
+    done = call("pack", "--nk", "64x64", "--arch", "90", "--dry-run", "--check")
+    assert isinstance(done.exception, RequestError) and "--dry-run builds none" in str(done.exception)

@@ -241,6 +241,9 @@ def cover_command(
     creates = add and not library.exists()
     dtypes = _words(dtype or "") or promised_types(DispatchTable.of([]) if creates else open_library(library).table)
     pairs = [f"{word}:{other}" for word in dtypes for other in _words(out)] if out else dtypes
+    for name, text in (("layout", layout), ("bias", bias), ("activation", activation), ("align", align)):
+        if not _words(text):
+            raise RequestError(f"--{name} has no value: write one, or several with commas")
     kinds = kinds_of(_words(types) or pairs, *map(_words, (layout, bias, activation)))
     for word in _words(align):
         if word not in _ALIGNS:

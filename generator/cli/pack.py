@@ -114,6 +114,8 @@ def pack_command(
             "name a config.json, or list the layers with --nk" if not nk else "--nk replaces MODEL: give one"
         )
     _reject_options_of_sizes(ctx, nk)
+    if dry_run and check:
+        raise RequestError("--check runs a kernel, and --dry-run builds none: give one")
     began = time.perf_counter()
     archs = parse_arch_list(arch)
     read = model_of_sizes(nk, layout, bias != "none", activation) if nk else read_model(model or Path())

@@ -199,7 +199,7 @@ def read_model(path: Path) -> Model:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{file} is not JSON ({' '.join(str(error).split())[:100]})") from None
     if not isinstance(document, dict):
-        raise RequestError(f"{file} holds a {type(document).__name__}: a {CONFIG_NAME} holds an object")
+        raise RequestError(f"{file} holds no JSON object: name a {CONFIG_NAME} of Hugging Face")
     return model_of(Config(file, document))
 
 
@@ -220,6 +220,10 @@ def model_of(config: Config) -> Model:
             raise RequestError(
                 f"{config.path}: {layer.name} has n {layer.n:,} and k {layer.k:,}: the limit is {MAX_EXTENT:,}"
             )
+    if config.fields.get("quantization_config") is not None:
+        notes.append(
+            "the config names a quantisation of the weights; the pack has kernels for weights of 16 or 32 bits only"
+        )
     return Model(name, layers, _dtype(config), (*notes, *NOTES.get(name, ())))
 
 
