@@ -64,7 +64,7 @@ def test_shipped_calibration_matches_its_fit() -> None:
     found = calibration()
     assert found.fitted == fits()["wgmma"].date, "the model was refitted: run `python -m benchmarks.calibration fit`"
     assert found.devices and found.problems and found.state == "model"
-    assert PATH.stat().st_size < 720_000
+    assert PATH.stat().st_size < 820_000
 
 
 def test_types_and_bias_share_the_measurement_of_a_kernel() -> None:
