@@ -53,7 +53,7 @@ def test_generate_prints_a_table_and_its_progress(capsys, tmp_path: Path) -> Non
     assert re.fullmatch(r"\[1/1\] built hgemm_sm80_tn_\S+, .*\n", err)
 
 
-SPILLING = {"arch": "sm_90a", "layout": "nt", "acc": "f16", "tile": "192x144x128", "activation": "gelu", "bias": "row"}
+SPILLING = {"arch": "sm_90a", "layout": "tn", "acc": "f16", "tile": "192x208x64", "activation": "gelu", "bias": "row"}
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_kernel_that_spills_is_replaced_unless_every_field_is_set(capsys, tmp_
     status, out, err = generate(capsys, *words, *library)
     assert status == 0 and "spills registers: built it with --" in err and out.split()[-1] != err.split()[1]
     (row,) = Library(tmp_path).rows()
-    assert not row["spilled"] and (row["cta_tile"], row["layout"], row["bias"]) == ("192x144x128", "nt", "row")
+    assert not row["spilled"] and (row["cta_tile"], row["layout"], row["bias"]) == ("192x208x64", "tn", "row")
     status, out, err = generate(
         capsys, *words, "--raster", "group:8", "--schedule", "persistent", "--consumers", "3", *library
     )
