@@ -22,7 +22,7 @@ def command(target: str, *arguments: str) -> list[str]:
     Python runs with -I, so neither the current folder nor an environment variable adds a place to import from. The process
     imports this copy of the packages, and otherwise searches where this process searches, without the current folder.
     """
-    setup = {"packages": _PACKAGES, "path": search_path()}
+    setup = {"packages": _PACKAGES, "path": search_path(), "parent": os.getpid()}
     return [sys.executable, "-I", str(_CHILD), json.dumps(setup), target, *arguments]
 
 

@@ -3,8 +3,14 @@
 import importlib
 import importlib.util
 import json
+import os
 import runpy
+import signal
 import sys
+import threading
+import time
+
+_POLL_S = 0.5
 
 
 class _Packages:
@@ -22,8 +28,17 @@ class _Packages:
         )
 
 
+def _end_with(parent: int) -> None:
+    """End the session of this process when its parent has ended: then nobody waits for an answer or ends the session."""
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
     setup, (target, *arguments) = json.loads(sys.argv[1]), sys.argv[2:]
+    if os.getpgrp() == os.getpid():  # signals for the parent's session do not arrive here
+        threading.Thread(target=_end_with, args=(setup["parent"],), daemon=True).start()
     sys.meta_path.insert(0, _Packages(setup["packages"]))
     sys.path[:] = setup["path"]
     module, _, function = target.partition(":")

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,24 @@ def test_verbs_run_nothing_of_the_current_folder(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert ran(hostile) == ""
     assert done.returncode == 0, done.stderr
+
+
+_PARENT = """
+import subprocess
+from generator import isolated
+child = subprocess.Popen(isolated.command("signal:pause"), start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_session_ends_with_its_parent() -> None:
+    """A killed command cannot end the processes that it started."""
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout
+        state = Path("/proc") / parent.stdout.readline().strip() / "stat"
+        parent.kill()
+    until = time.monotonic() + 30
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until, "it still runs"
+        time.sleep(0.1)

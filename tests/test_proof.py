@@ -29,7 +29,7 @@ from generator.cli.library import show_command
 from generator.cli.main import generate_command
 from generator.cli.prove_catalog import chosen
 from generator.device_check import CheckOutcome, CheckWorkers
-from generator.errors import ProofError
+from generator.errors import ProofError, RequestError
 from generator.layouts import OperandTile, read_conflicts, write_conflicts
 from generator.proof import executor as abi
 from generator.proof import jobs as emulate
@@ -168,6 +168,11 @@ def test_verify_takes_shapes_and_prints_json(library: Library, host_toolchain: H
     (record,) = library.records()
     assert "executor" not in record.data["proof"]  # chosen shapes prove nothing in general
     assert answer["checks"] == json.loads(invoke(verify.verify_command, *arguments).stdout)[0]["checks"]
+
+
+def test_a_shape_too_large_for_the_cpu_is_rejected(library: Library, host_toolchain: HostToolchain) -> None:
+    result = invoke(verify.verify_command, "--emulate", "--library", library.folder, "--shapes", "100000x100000x64")
+    assert isinstance(result.exception, RequestError) and "shape 100000x100000x64 has" in str(result.exception)
 
 
 def test_verify_needs_exactly_one_place(library: Library) -> None:

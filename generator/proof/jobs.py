@@ -29,7 +29,7 @@ from generator.build.pipeline import planned_sections
 from generator.build.toolchain import headers, templates_folder
 from generator.build.workers import WorkerLost, process_pool
 from generator.device_check import THREAD_VARIABLES, CheckOutcome, CheckWorkers, answer, kill_session
-from generator.errors import HgemmError, ProofError
+from generator.errors import HgemmError, ProofError, RequestError
 from generator.isolated import NEUTRAL_FOLDER, command
 from generator.planner import plan_of
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
@@ -444,6 +444,10 @@ def located(outcome: CheckOutcome, ptx: bytes, record: Mapping[str, Any], templa
     return replace(outcome, checks=texts(outcome.checks))
 
 
+MAX_ELEMENTS = 2**28
+"""Elements of A, B and D of a chosen shape, which the reference holds in float64."""
+
+
 @dataclass(frozen=True)
 class Emulation:
     """The proof of kernels of a library: shapes, seed and number of processes.
@@ -468,7 +472,16 @@ class Emulation:
         return is_writable(self.library.folder)
 
     def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
-        """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record, if it `stores`."""
+        """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record, if it `stores`.
+
+        Raises: RequestError for shapes that are too large.
+        """
+        for shape in Shape.parse_list(self.shapes) if self.shapes else ():
+            elements = shape.batch * (shape.m * shape.k + shape.k * shape.n + shape.m * shape.n)
+            if elements > MAX_ELEMENTS:
+                raise RequestError(
+                    f"shape {shape} has {elements:,} elements of A, B and D: a check on the CPU takes at most {MAX_ELEMENTS:,}"
+                )
         stored_kernels = [self.library.load(symbol) for symbol in symbols]
         fresh = iter(self._run([stored for stored in stored_kernels if not self._is_proved(stored)]))
         for stored in stored_kernels:
