@@ -157,10 +157,10 @@ def paper_library(shared: Path) -> Library:
 
 @pytest.fixture(scope="session")
 def paper_export(paper_library: Library, shared: Path) -> Path:
-    """The C library of those kernels, built once a run of the tests; not to be written to."""
+    """The C library of those kernels, as users build it, once a run of the tests; not to be written to."""
     from exports import export_paper
 
-    return made_once(shared / "paper_export", lambda folder: export_paper(paper_library, folder))
+    return made_once(shared / "paper_export", lambda folder: export_paper(paper_library, folder, compiler="cc"))
 
 
 def hgemm(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

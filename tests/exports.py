@@ -103,11 +103,15 @@ def full_library(folder: Path) -> Library:
     return paper_library(folder, [*(emit(plan, templates) for plan in plans), *more_kernels()])
 
 
-def export_paper(library: Library, to: Path, name: str = "hgemm") -> Path:
+FAST_CC = str(TESTS / "fast_cc")
+"""A C compiler that does not optimize: it builds an export in a quarter of the time."""
+
+
+def export_paper(library: Library, to: Path, name: str = "hgemm", compiler: str = FAST_CC) -> Path:
     """Export a library without nvFatbin, which would refuse code that is none; skip where there is no compiler."""
     need_compiler()
     opened = open_library(library.folder)
-    export(opened, to, ExportOptions(opened.symbols, name, compressed=False))
+    export(opened, to, ExportOptions(opened.symbols, name, compressed=False, compiler=compiler))
     return to
 
 

@@ -21,7 +21,7 @@ import pytest
 import simulated
 from click.testing import CliRunner, Result
 from conftest import ROOT
-from exports import need_compiler
+from exports import FAST_CC, need_compiler
 from fake_bench import BenchDriver, FakeCublasLt
 from fake_bench import build as build_library
 from fake_driver import FakeDriver, installed
@@ -496,7 +496,7 @@ def test_export_embeds_dsl_code_but_no_dsl_sources(library: Library) -> None:
     refused = call(library, "export", "--uncompressed", "--source", "--to", "with_source")
     assert "nvcc cannot compile" in str(refused.exception) and refused.exception.exit_code == 2
     need_compiler()
-    assert call(library, "export", "--uncompressed", "--to", "exported").exit_code == 0
+    assert call(library, "export", "--uncompressed", "--to", "exported", "--cc", FAST_CC).exit_code == 0
     packed = (library.folder.parent / "exported" / "src" / "images.bin").read_bytes()
     assert b"code" in packed and b"open(" not in packed
 

@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import pytest
 import simulated
 from click.testing import CliRunner, Result
+from exports import FAST_CC
 from fake_driver import FakeDriver, installed
 from records import make_record
 
@@ -148,7 +149,7 @@ def test_a_kernel_with_an_unknown_word_does_not_stop_the_others(
     for words in (
         ("select", "--arch", "90", "--m", "512"),
         ("cover", "--arch", "90", "--layout", "tn", "--align", "8", "--dtype", "f16", "--no-beta"),
-        ("export", "--to", tmp_path / "c", "--cc", "cc"),
+        ("export", "--to", tmp_path / "c", "--cc", FAST_CC),
         ("list", "--csv", "--columns", "symbol"),
     ):
         result = call(*words, "--library", library)
