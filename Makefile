@@ -30,7 +30,8 @@ test: $(INSTALLED)  ## Run the tests, except the slow ones
 test-slow: $(INSTALLED)  ## Run the slow tests: many kernels, all of CuTe, killed processes, clusters, the site
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m slow
 
-test-all: test test-slow  ## Run all tests, as CI does
+test-all: $(INSTALLED)  ## Run all tests, as CI does
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 test-oldest:  ## Run the tests with the oldest versions of all dependencies, in a venv of their own
 	$(PYTHON) -m venv $(VENV)-oldest

@@ -99,9 +99,17 @@ def headers(root: str, templates: Path) -> Headers:
             continue
         text = path.read_bytes()
         found[name] = Header(name, text, hashlib.sha256(text).hexdigest())
-        queue += [_resolve(included.decode(), name, folders) for included in _INCLUDE.findall(text)]
-        queue += [f"cccl/cuda/std/{included.decode()}" for included in _MACRO_INCLUDE.findall(text)]
+        written, by_macro = _includes_of(text)
+        queue += [_resolve(included, name, folders) for included in written]
+        queue += [f"cccl/cuda/std/{included}" for included in by_macro]
     return Headers(root, tuple(found[name] for name in sorted(found)))
+
+
+@cache
+def _includes_of(text: bytes) -> tuple[list[str], list[str]]:
+    """Return the names in the `#include` lines of a header, and those in lines that use a macro of CUTLASS."""
+    written, by_macro = ([name.decode() for name in pattern.findall(text)] for pattern in (_INCLUDE, _MACRO_INCLUDE))
+    return written, by_macro
 
 
 def _resolve(included: str, includer: str, folders: list[Path]) -> str:
