@@ -1881,7 +1881,10 @@ AUDIT_CLUSTER = {"arch": "sm_90a", "tile": "128x64x64", "cluster": "2x1"}
 AUDIT_CLUSTER_4 = {**AUDIT_CLUSTER, "cluster": "2x2"}
 AUDIT_64 = {"arch": "sm_90a", "tile": "64x64x64", "cluster": "1x1"}
 AUDIT_IN_CLUSTER = {"arch": "sm_90a", "tile": "64x64x64", "schedule": "split_k_cluster:2"}
-AUDIT_CUTE = {**AUDIT_CLUSTER, "form": "cute", "cluster": "1x1"}
+AUDIT_CUTE = {
+    **{"arch": "sm_90a", "form": "cute", "tile": "128x128x64", "layout": "nt", "cluster": "2x1"},
+    **{"stages": "3", "bias": "column", "activation": "relu"},
+}
 AUDIT_TMA = {"arch": "sm_90a", "mma": "m16n8k16", "copy": "tma", "tile": "64x64x64"}
 
 

@@ -6,15 +6,16 @@ import hashlib
 import itertools
 import re
 from dataclasses import replace
+from typing import Any
 
 import pycute
 import pytest
-from conftest import subject_of
 
+from benchmarks.fault_table import AUDIT_CUTE
 from generator.arch import ARCHS
 from generator.build.compile import compile_kernel, every_atom
 from generator.build.emit import emit
-from generator.build.pipeline import BuildOptions, build, prepare
+from generator.build.pipeline import BuildOptions, build, planned_sections, prepare
 from generator.build.toolchain import headers, templates_folder
 from generator.families import family_of
 from generator.families.base import Plan
@@ -22,7 +23,7 @@ from generator.families.tensor_maps import OperandBoxes
 from generator.layouts import OperandTile
 from generator.planner import plan_of, resolve, violations
 from generator.proof.executor import HostToolchain
-from generator.proof.proving import prove
+from generator.proof.proving import Subject, prove
 from generator.spec import DTYPE_BYTES, Spec, parse_field
 from generator.sweep import sweep
 
@@ -191,29 +192,32 @@ extern "C" __global__ void alone(float* d, unsigned const* a) {{
 # ---- Made and run (most of a minute; instantiating CuTe takes 10 s or more per kernel, whatever its tile) ---------------
 
 
-@pytest.mark.slow
-def test_cute_kernels_compile_as_planned() -> None:
-    plan = plan_in_cute(tile="32x32x32", layout="nn", align_b="4", bias="row", activation="relu")
-    (product,) = build([prepare(plan, TEMPLATES)], BuildOptions(TEMPLATES))
-    assert (product.status, product.error) == ("built", "")
-    assert product.record["sass"]["HMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
+def built_and_proved(plan: Plan, instruction: str, host_toolchain: HostToolchain) -> dict[str, Any]:
+    """Build a kernel as planned, prove its PTX, and return the proof."""
+    prepared = prepare(plan, TEMPLATES)
+    (built,) = build([prepared], BuildOptions(TEMPLATES))
+    assert (built.status, built.error) == ("built", "")
+    assert built.record["sass"][instruction] == plan.mma_per_k_tile
+    assert built.record["resources"]["spill_bytes"] == 0
+    sections, ptx = planned_sections(prepared.kernel), built.files["kernel.ptx"].decode()
+    proved = prove(Subject(built.symbol, ptx, sections, plan.mma_per_k_tile), host_toolchain)
+    assert [check.reason for check in proved.checks if not check.passed] == []
+    assert proved.proof["races"] == 0 and proved.proof["order_elements"] > 0
+    return proved.proof
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "texts",
     [
-        {"stages": "3", "align_a": "2", "smem": "pad:8"},
-        {"arch": "sm_75", "align_a": "2", "align_b": "1"},
+        {"layout": "nn", "stages": "3", "align_b": "4", "smem": "pad:8", "bias": "row", "activation": "relu"},
+        {"arch": "sm_75", "layout": "nt", "align_a": "2", "align_b": "1", "schedule": "persistent", "bias": "column"},
     ],
     ids=str,
 )
-def test_cute_kernels_are_proved_on_the_cpu(texts: dict, host_toolchain: HostToolchain) -> None:
-    plan = plan_in_cute(tile="32x32x32", layout="nt", schedule="persistent", bias="column", **texts)
-    kernel = emit(plan, TEMPLATES)
-    proved = prove(subject_of(kernel), host_toolchain)
-    assert [check.reason for check in proved.checks if not check.passed] == []
-    assert (proved.proof["races"], proved.proof["read_conflicts_per_k_tile"]) == (0, 0)
+def test_cute_kernels_are_built_as_planned_and_proved_on_the_cpu(texts: dict, host_toolchain: HostToolchain) -> None:
+    proof = built_and_proved(plan_in_cute(tile="32x32x32", **texts), "HMMA", host_toolchain)
+    assert proof["read_conflicts_per_k_tile"] == 0
 
 
 # ==== On wgmma ========================================================================================================
@@ -308,17 +312,5 @@ def test_shapes_in_separate_cute_headers_are_found() -> None:
 
 
 @pytest.mark.slow
-def test_cute_kernels_on_wgmma_compile_as_planned() -> None:
-    plan = plan_on_wgmma(tile="128x128x64", cluster="2x1", bias="row", activation="relu")
-    (product,) = build([prepare(plan, TEMPLATES)], BuildOptions(TEMPLATES))
-    assert (product.status, product.error) == ("built", "")
-    assert product.record["sass"]["HGMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
-
-
-@pytest.mark.slow
-def test_cute_kernels_on_wgmma_are_proved_on_the_cpu(host_toolchain: HostToolchain) -> None:
-    plan = plan_on_wgmma(tile="64x32x64", layout="nt", cluster="2x1", bias="column", stages="3")
-    kernel = emit(plan, TEMPLATES)
-    proved = prove(subject_of(kernel), host_toolchain)
-    assert [check.reason for check in proved.checks if not check.passed] == []
-    assert (proved.proof["races"], proved.proof["epilogue_conflicts"]) == (0, 0)
+def test_cute_kernels_on_wgmma_are_built_as_planned_and_proved_on_the_cpu(host_toolchain: HostToolchain) -> None:
+    assert built_and_proved(plan_on_wgmma(**AUDIT_CUTE), "HGMMA", host_toolchain)["epilogue_conflicts"] == 0
