@@ -66,7 +66,7 @@ class Shard:
         match = _SHARD.fullmatch(text.strip())
         number, count = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= number <= count:
-            raise RequestError(f"--shard {text} is malformed: write i/n with 1 <= i <= n <= 999999, such as 2/16")
+            raise RequestError(f"--shard {text!a} is malformed: write i/n with 1 <= i <= n <= 999999, such as 2/16")
         return cls(number, count)
 
     def takes(self, symbol: str) -> bool:

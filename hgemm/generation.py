@@ -105,9 +105,9 @@ def verify(
         hgemm.verify(library="kernels")
         hgemm.verify(kernels[0], library="kernels", device="cuda", shapes="128x128x64,33x65x17@3")
 
-    `device="cpu"` runs each thread of the kernel's PTX on the CPU, and stores the proof in the kernel's record, unless the
-    library is read-only. It needs a C++
-    compiler, and no GPU. `device="cuda"` runs the kernel on the GPU and stores nothing. Both need the package hgemm-generator.
+    `device="cpu"` runs each thread of the kernel's PTX on the CPU, and stores the proof in the kernel's record, unless the library
+    is read-only. It needs a C++ compiler, and no GPU. `device="cuda"` runs the kernel on the GPU and stores nothing. Both need the
+    package hgemm-generator.
 
     Fields: `kernels` are kernels, symbols, hashes, prefixes or globs; default: all of the library. `library` is a folder or an open
         library; default: as `hgemm.open`. `shapes` replaces the default problems, which follow from the tile; a proof with

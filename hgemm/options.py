@@ -92,6 +92,8 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+SEED = click.IntRange(0, 2**63 - 1)
+"""A seed, which records and JSON documents can hold."""
 FILE = NonEmptyPath(dir_okay=False)
 FOLDER = NonEmptyPath(readable=False)
 """A folder that a command checks later, such as a library."""

@@ -385,6 +385,13 @@ def test_numbers_of_options_are_finite(capsys, word: str) -> None:
         assert status == 2 and out == "" and "is not a finite number" in err or "is not in the range" in err, words
 
 
+def test_empty_names_and_huge_seeds_are_rejected(capsys) -> None:
+    status, _, err = generate(capsys, "--arch", "89", "--kernels", "", "--dry-run")
+    assert status == 2 and "--kernels is empty" in err
+    status, _, err = hgemm(capsys, "verify", "--emulate", "--seed", 2**63)
+    assert status == 2 and "is not in the range" in err
+
+
 def test_an_empty_path_is_not_the_current_folder(capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for run, words in (

@@ -38,7 +38,7 @@ from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
-from hgemm.options import FILE, FiniteRange
+from hgemm.options import FILE, SEED, FiniteRange
 from hgemm.problem import LaunchOptions
 from hgemm.selection_query import Target
 from hgemm.tuning.runner import CandidateSource, TunePlan, tune_library, tune_options
@@ -81,9 +81,7 @@ Examples:
     show_default=True,
     help="Factor of C. If not 0, requires a kernel with --beta on.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the operands."
-)
+@click.option("--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the operands.")
 @click.option(
     "--repeat", type=click.IntRange(1, 10000), metavar="N", default=20, show_default=True, help="Samples of the time."
 )
@@ -230,7 +228,7 @@ Examples:
 @library_option
 @filter_options
 @click.option("--shapes", default="", metavar="SHAPES", help="Shapes MxNxK or MxNxK@BATCH: 128x128x64,33x65x17@3.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of operands and schedules.")
+@click.option("--seed", type=SEED, default=0, metavar="N", help="Seed of operands and schedules.")
 @code_option
 @click.option(
     "-j",

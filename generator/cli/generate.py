@@ -159,7 +159,7 @@ def requested(options: dict[str, Any]) -> Sweep:
                 err=True,
             )
         groups += load_catalog(names, others)
-    if options.get("kernels"):
+    if options.get("kernels") is not None:
         from generator.cutlass_names import has_globs, requests_named  # needed for names only
 
         if has_globs(options["kernels"]) and not options.get("quiet", False):

@@ -37,7 +37,7 @@ from hgemm.device import Device, open_device
 from hgemm.disk import require_writable, write_atomically
 from hgemm.errors import DeviceError
 from hgemm.junit import junit_option, write_junit
-from hgemm.options import FILE, FiniteRange
+from hgemm.options import FILE, SEED, FiniteRange
 
 _LADDER_HELP = """Reproduce a published ladder of kernels, step by step.
 
@@ -98,9 +98,7 @@ class _Ladders(click.ParamType):
     show_default=True,
     help="Seconds of load before the first ladder.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the operands."
-)
+@click.option("--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the operands.")
 @click.option("--from", "source", type=FILE, metavar="FILE", help="Print a document of --keep. Run nothing.")
 @click.option("--keep", type=FILE, metavar="FILE", help="Write the JSON document to FILE after every ladder.")
 @click.option("--csv", type=FILE, metavar="FILE", help="Write one CSV row for each step to FILE.")

@@ -40,7 +40,7 @@ from hgemm.junit import junit_option, write_junit
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.measured import DISPATCH_STATES, KernelTime, MeasuredKernel, MeasuredProblem, SessionWriter
-from hgemm.options import FILE, FiniteRange, RenamedOption, kind_option, type_options
+from hgemm.options import FILE, SEED, FiniteRange, RenamedOption, kind_option, type_options
 from hgemm.problem import ACTIVATIONS, BIASES, MAX_EXTENT, LaunchOptions
 from hgemm.selection_query import Target
 
@@ -445,7 +445,7 @@ def protocol_options(protocol: Protocol) -> tuple[Callable[[Function], Function]
         number_option(
             "--timeout", _NUMBER, 60.0, "Stop if a kernel does not finish within this many seconds.", old=("--limit",)
         ),
-        number_option("--seed", click.IntRange(min=0), None, "Seed of the operands. Default: from the clock."),
+        number_option("--seed", SEED, None, "Seed of the operands. Default: from the clock."),
     )
 
 
