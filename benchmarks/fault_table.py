@@ -2301,7 +2301,7 @@ def _order(name: str, edit: Edit | tuple[Edit, ...], options: dict[str, str]) ->
 
 def _k_tiles_in_order(k: str) -> tuple[Edit, Edit]:
     """Return edits with which the TMA loads another k-tile than the next one."""
-    return tuple(At("TmaPipeline::load", f"{side}::load(").argument(5, k) for side in "AB")
+    return tuple(At("TmaPipeline::load", f"{side}::load(").argument(4, k) for side in "AB")
 
 
 _LAST_FIRST = "k == k_first * Policy::tile_k ? k_end - Policy::tile_k : k - Policy::tile_k"
