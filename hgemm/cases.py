@@ -30,6 +30,8 @@ FAR_ELEMENTS = 2**31
 """Offsets beyond this do not fit a signed 32-bit integer."""
 _USED_SHARE = 0.8
 """The share of the memory that one case may take."""
+MAX_SEED = 2**63 - 1
+"""Records and JSON documents hold seeds in 64 bits."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hgemm import plugin
+from hgemm.cases import MAX_SEED
 from hgemm.errors import GenerationError, RequestError, VerificationError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.library import Library
-from hgemm.locations import default_library, existing_library
+from hgemm.locations import default_library, existing_library, named_folder
 from hgemm.plugin import GenerateRequest, Progress, Verified, VerifyRequest
 
 Specs = str | PathLike[str] | Mapping[str, Any]
@@ -120,6 +121,8 @@ def verify(
         raise unknown_word("device", device, VERIFY_DEVICES)
     if force and device != "cpu":
         raise RequestError('force is for device="cpu": checks on the GPU keep no result')
+    if not 0 <= seed <= MAX_SEED:
+        raise RequestError(f"seed is {seed}: pass 0 to {MAX_SEED}")
     given = [kernels] if isinstance(kernels, (str, Kernel)) else [*(kernels or ())]
     symbols = [one if isinstance(one, str) else one.symbol for one in given]
     folder = _folder(library) or existing_library().absolute()
@@ -138,4 +141,6 @@ def verify(
 
 def _folder(library: str | PathLike[str] | Library | None) -> Path | None:
     """Return the folder of a library that a caller named, or None."""
-    return library.folder if isinstance(library, Library) else Path(library) if library else None
+    if library is None:
+        return None
+    return library.folder if isinstance(library, Library) else named_folder(library)

@@ -27,7 +27,14 @@ from hgemm.errors import HgemmError, HostArrayError, LibraryError, ProblemError,
 from hgemm.growth import GrowingSelector, Growth
 from hgemm.kernel import Kernel, number_of, split_inputs, split_results
 from hgemm.launch_traits import INPUT
-from hgemm.locations import default_library, existing_library, library_suffix, missing_hint, regenerate_hint
+from hgemm.locations import (
+    default_library,
+    existing_library,
+    library_suffix,
+    missing_hint,
+    named_folder,
+    regenerate_hint,
+)
 from hgemm.measured import read_sessions
 from hgemm.model.kernel import by_wgmma
 from hgemm.problem import Kind, Problem, unknown_kind_word
@@ -303,7 +310,7 @@ def open_library(
     Raises: LibraryError if there is no library.
     """
     usual = default_library if build else existing_library
-    folder = usual().absolute() if path is None else Path(path)
+    folder = usual().absolute() if path is None else named_folder(path)
     if build:
         with disk_errors("create the library", folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from hgemm.errors import LibraryError
+from hgemm.errors import LibraryError, RequestError
 from hgemm.object_cache import cache_base
 
 LIBRARY_VARIABLE = "HGEMM_LIBRARY"
@@ -66,6 +66,13 @@ def existing_library() -> Path:
     if default.exists() or os.environ.get(LIBRARY_VARIABLE) or found is None or not found.submodule_search_locations:
         return default
     return Path(found.submodule_search_locations[0]) / "library"
+
+
+def named_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the folder of a library that a caller names. Raises: RequestError for "", which would be the current folder."""
+    if os.fspath(path) == "":
+        raise RequestError("the path of the library is empty: pass a folder, or None for the default library")
+    return Path(path)
 
 
 # ==== Commands that a message suggests ====

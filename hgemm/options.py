@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from hgemm.cases import MAX_SEED
 from hgemm.dtypes import OUTPUTS, type_word
 from hgemm.errors import RequestError, deprecated, unknown_word
 from hgemm.problem import ACCUMULATIONS, LAYOUTS, TYPES
@@ -92,8 +93,7 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-SEED = click.IntRange(0, 2**63 - 1)
-"""A seed, which records and JSON documents can hold."""
+SEED = click.IntRange(0, MAX_SEED)
 FILE = NonEmptyPath(dir_okay=False)
 FOLDER = NonEmptyPath(readable=False)
 """A folder that a command checks later, such as a library."""

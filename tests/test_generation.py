@@ -102,6 +102,8 @@ def test_kernels_are_checked_on_the_cpu(
         ({"device": "cuda", "force": True}, "force is for device"),
         ({"shapes": "33x17"}, "shape '33x17' is malformed"),
         ({"jobs": 0}, "jobs is 0"),
+        ({"seed": -1}, "seed is -1: pass 0 to"),
+        ({"seed": 2**63}, "seed is 9223372036854775808: pass 0 to"),
         ({"kernels": "hgemm_sm75"}, "hgemm_sm75"),
     ],
 )
@@ -126,6 +128,19 @@ def test_kernels_that_fail_their_check_are_an_error_with_all_results(
     with pytest.raises(VerificationError, match="hgemm_two: 1x1x1: wrong") as caught:
         hgemm.verify(library=tmp_path)
     assert caught.value.failed == {"hgemm_two": "1x1x1: wrong"} and caught.value.results == [good, bad, skipped]
+
+
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for use in (
+        lambda: hgemm.open(""),
+        lambda: hgemm.generate(SMALL, library=""),
+        lambda: hgemm.verify(library=""),
+        lambda: hgemm.tune("64x64x64", library=""),
+    ):
+        with pytest.raises(RequestError, match="the path of the library is empty"):
+            use()
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_generator_registers_an_entry_point() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from hgemm.bench.work import Work, read_kernels
 from hgemm.device import open_device
 from hgemm.errors import DeviceError, RequestError
 from hgemm.library import Library
-from hgemm.locations import existing_library
+from hgemm.locations import existing_library, named_folder
 from hgemm.selection_query import Target
 from hgemm.tuning.runner import LibraryCandidates, plan_of, run, tune_options
 
@@ -61,9 +60,10 @@ def tune(
         there is no GPU, or a kernel faults, after which this process can use the GPU no more.
     """
     given = _parsed({"shapes": shapes, **options})
-    folder = (
-        library.folder if isinstance(library, Library) else Path(library) if library else existing_library().absolute()
-    )
+    if isinstance(library, Library):
+        folder = library.folder
+    else:
+        folder = existing_library().absolute() if library is None else named_folder(library)
     plan = plan_of(folder, given)
     found = read_kernels(folder, kernels)
     device = open_device()
