@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, made, made_once
-from exports import GELU, TESTS, compiled, fake_driver, need_compiler, paper_library
+from exports import FAST_CC, GELU, TESTS, compiled, fake_driver, need_compiler, paper_library
 
 from generator.build.emit import emit
 from generator.build.pipeline import Settings
@@ -244,7 +244,8 @@ def test_a_library_of_cublas_functions_needs_a_compiler(small_library: Library, 
 def test_a_prefix_renames_it(small_library: Library, tmp_path: Path) -> None:
     need_compiler()
     library = open_library(small_library.folder)
-    export(library, tmp_path / "c", ExportOptions(library.symbols, "mine", compressed=False, blas=True))
+    options = ExportOptions(library.symbols, "mine", compressed=False, compiler=FAST_CC, blas=True)
+    export(library, tmp_path / "c", options)
     assert (tmp_path / "c" / "lib" / "libmine_blas.so").is_file()
     text = (tmp_path / "c" / "src" / "blas" / "log.c").read_text()
     assert "MINE_BLAS_LOG" in text and "HGEMM" not in text

@@ -13,6 +13,8 @@ from xml.etree import ElementTree
 import pytest
 from conftest import ROOT, call
 
+from generator.proof.executor import HostToolchain
+
 JOBS = ROOT / "examples" / "ci"
 
 
@@ -46,8 +48,10 @@ def test_the_first_failure_ends_the_job(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.slow
-def test_example_job_runs(tmp_path: Path) -> None:
-    """By `python -m`: the commands of a checkout may not be installed."""
+def test_example_job_runs(tmp_path: Path, host_toolchain: HostToolchain) -> None:
+    """By `python -m`: the commands of a checkout may not be installed. The cache of the job has the executor."""
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci" / ".hgemm").symlink_to(host_toolchain.cache.parent)
     for name in ("generate", "hgemm"):
         command = tmp_path / "bin" / name
         command.parent.mkdir(exist_ok=True)
