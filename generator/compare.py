@@ -26,7 +26,7 @@ _BUILT = "compile_s registers spill_bytes smem_bytes ctas_per_sm cubin_bytes".sp
 class FormPlan:
     """A spec in one form.
 
-    Fields: `violations` are the rules that it breaks in this form; `missing` names what this machine lacks to build the form.
+    Fields: `violations` are the rules that it violates in this form; `missing` names what this machine lacks to build the form.
     """
 
     plan: Plan

@@ -1,4 +1,4 @@
-"""Explains a request: its plan, its limits by the cost model, and every broken rule; as JSON and as text."""
+"""Explains a request: its plan, its limits by the cost model, and every violated rule; as JSON and as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from generator.families import alias_of
 from generator.families.base import Plan
 from generator.spec import differing, symbol_of
 from generator.sweep import Candidate
-from generator.tables import cell, fitted
+from generator.tables import cell, counted, fitted
 from hgemm.launch import PARTIAL_TILES_PER_CTA
 from hgemm.model.cards import card_keys
 from hgemm.model.kernel import Size
@@ -174,7 +174,7 @@ def explanation_text(explanation: dict[str, Any]) -> str:
     if explanation["legal"]:
         lines += model_lines(explanation["model"], _WIDTH)
         return "\n".join([*lines, "  legal", *_size_note(explanation)]) + "\n"
-    lines += [f"  illegal, breaks {len(explanation['broken'])}:"]
+    lines += [f"  illegal, violates {counted(len(explanation['broken']), 'rule')}:"]
     lines += _broken_lines(explanation)
     return "\n".join(lines) + "\n"
 

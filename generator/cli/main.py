@@ -36,7 +36,7 @@ VERBS = {
     "cover": ("deploy", "Print the problems that no kernel supports, and build kernels for them."),
     "doctor": ("setup", "Check the installation, and say how to repair it."),
     "draw": ("inspect", "Draw the shared memory and the fragments of a kernel as SVG."),
-    "explain": ("inspect", "Print the plan of a request or a kernel, its limits, and every broken rule."),
+    "explain": ("inspect", "Print the plan of a request or a kernel, its limits, and every violated rule."),
     "export": ("deploy", "Write a C library that embeds the kernels, for CMake and pkg-config."),
     "gc": ("library", "Remove leftovers, and kernels that fail their checks."),
     "ladder": ("ladder", "Reproduce a published ladder of kernels, step by step."),
