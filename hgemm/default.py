@@ -49,7 +49,7 @@ def matmul(
     lacks. They use the library of hgemm.torch.use, if it was called.
 
     Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
-            A bias (m, 1) of one product has one value per row, also if m = n.
+        A bias (m, 1) of one product has one value per row, also if m = n.
     Raises: as Library.matmul, and LibraryError if there is no library.
     """
     plain = out is None and workspace is None and stream is None and not precision and not cublas_order

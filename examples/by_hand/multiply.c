@@ -69,7 +69,7 @@ static int64_t workspace_bytes(HgemmProblem const *p) {
 
 typedef struct Maps { /* of A, B and D, or three of A, three of B, and D; CUtensorMap is 128 bytes, aligned to 64 */
   _Alignas(64) unsigned char map[7][128];
-} Maps; /* Those that the kernel does not use are zeros. */
+} Maps; /* maps that the kernel does not use are zeros */
 
 /* `rows` rows of `columns` contiguous elements, `leading` elements apart, `batch_stride` elements from the next matrix. `tile` is that
  * of the kernel along m or n, `size` the bytes of an element. */
@@ -79,7 +79,7 @@ typedef struct Matrix {
   int32_t tile, size;
 } Matrix;
 
-/* Encodes a map with boxes of `width` columns, unless that is 0, whose rows end after `columns` elements. */
+/* Encodes a map with rows of `columns` elements and boxes of `width` columns. A width of 0 leaves the map as it is. */
 static void encode(unsigned char map[128], HgemmMap const *rule, uint32_t width, Matrix const *x, int64_t columns, int64_t batch) {
   int (*tiled)(void *, int, uint32_t, void *, uint64_t const *, uint64_t const *, uint32_t const *, uint32_t const *, int, int,
                int, int);

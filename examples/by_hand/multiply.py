@@ -175,11 +175,13 @@ def multiply(folder: Path, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         has_edges = any(rule.get("edge") for rule in rules.values())
         maps = []
         for name, place in places.items():
-            rule, count = rules.get(name), 3 if has_edges and name != "d" else 1
+            rule = rules.get(name)
             if rule and rule.get("edge"):
                 maps += edge_maps(rule, *place, launch["grid"]["tile_m" if name == "a" else "tile_n"])
-            else:
-                maps += [tensor_map(rule, *place, place[2], 2) if rule else bytes(128), *[bytes(128)] * (count - 1)]
+                continue
+            maps.append(tensor_map(rule, *place, place[2], 2) if rule else bytes(128))
+            if has_edges and name != "d":
+                maps += [bytes(128)] * 2  # not used
         parameters.append(aligned(b"".join(maps)))
 
     function = load(folder, record)
