@@ -37,7 +37,7 @@ def _end_with(parent: int) -> None:
 
 def main() -> None:
     setup, (target, *arguments) = json.loads(sys.argv[1]), sys.argv[2:]
-    if os.getpgrp() == os.getpid():  # signals for the parent's session do not arrive here
+    if os.getsid(0) == os.getpid():  # signals for the parent's session do not arrive here
         threading.Thread(target=_end_with, args=(setup["parent"],), daemon=True).start()
     sys.meta_path.insert(0, _Packages(setup["packages"]))
     sys.path[:] = setup["path"]
