@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import struct
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ class NativeDriver:
         self.launches: list[LaunchConfig] = []
         self.attributes: list[bytes] = []
         self.problems: list[bytes] = []
-        self.maps: list[list[int]] = []
+        self.maps: list[list[tuple[int, ...]]] = []  # address, contiguous extent, other extent, columns of a box
         self.contexts: list[int] = []
         load, retain = fake.cuModuleGetFunction, fake.cuDevicePrimaryCtxRetain
         fake.cuModuleGetFunction = lambda *given: (lambda status, name: (status, Handle(name)))(*load(*given))
@@ -106,8 +107,8 @@ class NativeDriver:
         self.fake.symbols.append(symbol)
         self.problems.append(ctypes.string_at(parameters[0], PROBLEM_BYTES))
         if traits.tensor_maps:
-            packed = (ctypes.c_uint64 * (traits.map_count * MAP_BYTES // 8)).from_address(parameters[1])
-            self.maps.append([packed[at * MAP_BYTES // 8] for at in range(traits.map_count)])
+            packed = ctypes.string_at(parameters[1], traits.map_count * MAP_BYTES)
+            self.maps.append([struct.unpack_from("<4Q", packed, at) for at in range(0, len(packed), MAP_BYTES)])
         if not self.status:
             from fake_driver import unpack
 
@@ -115,9 +116,9 @@ class NativeDriver:
             self.fake.capture(copy.stream or 0, symbol)
         return self.status
 
-    def _encode(self, place, element, rank, address, *rest) -> int:
+    def _encode(self, place, element, rank, address, extents, strides, box, *rest) -> int:
         self.fake.encoded += 1
-        ctypes.c_uint64.from_address(place).value = address or 0
+        ctypes.memmove(place, struct.pack("<4Q", address or 0, extents[0], extents[1], box[0]), 32)
         return 0
 
     def _zero(self, address, value, size, stream) -> int:

@@ -264,9 +264,12 @@ def test_workspaces_belong_to_a_stream_or_a_capture(launching: NativeDriver, lib
 def test_native_launches_equal_python_launches(launching: NativeDriver, library: Library) -> None:  # noqa: F811
     """The same problem, maps, grid and attributes reach the driver."""
     with torch.no_grad():
-        for m, n, k in ((256, 512, 128), (64, 64, 4096), (1, 512, 512), (33, 40, 72)):
-            x, weight = whole(m, k), whole(n, k)
-            hgemm_torch.linear(x, weight)
+        products = [
+            (whole(m, k), whole(n, k).t()) for m, n, k in ((256, 512, 128), (64, 64, 4096), (1, 512, 512), (33, 40, 72))
+        ]
+        products.append((whole(128, 200).t(), whole(128, 304)))  # by edge maps
+        for a, b in products:
+            hgemm_torch.matmul(a, b)
             native_launch = launching.launches[-1]
             plan = library.kernel(launching.fake.symbols[-1])
             assert native_launch.block_x == plan.traits.threads
@@ -275,10 +278,14 @@ def test_native_launches_equal_python_launches(launching: NativeDriver, library:
                 problem = unpack(launching.problems[-1])
                 maps = operand_maps(plan.traits, matrices(problem, plan.traits))
                 addresses = {"a": problem.a, "b": problem.b, "d": problem.d}
-                expected = [addresses[name] if one else 0 for name, of in maps.items() for one in of]
-                assert launching.maps[-1] == expected
+                assert launching.maps[-1] == [
+                    (addresses[name], *one.extents[:2], one.rule.box[0]) if one else (0, 0, 0, 0)
+                    for name, of in maps.items()
+                    for one in of
+                ]
             early = starts_early(plan.traits, unpack(launching.problems[-1]), plan.prepare().resident_ctas)
             assert (launching.attributes[-1][:1] == b"\x06") == early
+    assert len(launching.maps[-1]) == 7
     assert not launching.contexts, "each context that was entered was left"
 
 
