@@ -20,6 +20,7 @@ from test_gpu import make_library
 
 from generator.export.launch_header import launch_header
 from generator.store.library import Library
+from hgemm.errors import RequestError
 from hgemm.launch import grid_x, matrices, operand_maps, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
@@ -155,12 +156,22 @@ def test_a_header_is_of_one_kernel(paper_library: Library) -> None:
     assert done.returncode == 2 and not done.stdout and "--header describes one kernel" in done.stderr
 
 
-def test_header_names_the_inputs_of_an_expression() -> None:
+def header_of(epilogue: str) -> str:
     from generator.sweep import sweep
     from generator.tuning import planned_record
 
-    (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": "relu(alpha * acc + bias)"}]).plans
-    assert "in this order: bias." in launch_header(planned_record(plan))
+    (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "epilogue": epilogue}]).plans
+    return launch_header(planned_record(plan))
+
+
+def test_header_names_the_inputs_and_results_of_an_expression() -> None:
+    assert "in this order: bias." in header_of("relu(alpha * acc + bias)")
+    assert "in this order: bias, out1." in header_of("bias: Row; (relu(acc + bias), acc + bias)")
+
+
+def test_a_header_does_not_describe_reductions() -> None:
+    with pytest.raises(RequestError, match="workspace of reductions"):
+        header_of("(acc, row_sum_squares(acc))")
 
 
 @pytest.mark.gpu

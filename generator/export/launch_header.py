@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hgemm.dtypes import DTYPES
+from hgemm.errors import RequestError
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 
@@ -22,7 +23,7 @@ typedef struct HgemmProblem {
   int64_t lda, ldb, ldc, ldd, batch_stride_a, batch_stride_b, batch_stride_c, batch_stride_d, batch_stride_bias;
   int32_t m, n, k, batch;
   float alpha, beta;
-  uint32_t splits, whole_tiles; /* for schedule launch: 1 and 0 do not split k */
+  uint32_t splits, whole_tiles; /* for schedule launch: 1 and 0, which do not split k */
   int32_t raster_tiles;         /* for raster launch: 8 is a good start */
   uint32_t bias_kind;           /* for bias launch: 0 none, 1 row, 2 column */
 } HgemmProblem;
@@ -52,8 +53,17 @@ typedef struct HgemmKernel {
 
 
 def launch_header(record: Mapping[str, Any]) -> str:
-    """Return the header of a kernel's record. Raises LibraryError if the record lacks a field."""
+    """Return the header of a kernel's record.
+
+    Raises: LibraryError if the record lacks a field. RequestError if the kernel reduces rows or columns.
+    """
     traits = LaunchTraits.of(record)
+    if traits.epilogue and traits.epilogue.reductions:
+        names = ", ".join(one.name for one in traits.epilogue.reductions)
+        raise RequestError(
+            f"{traits.symbol} reduces rows or columns of D ({names}), and --header does not describe the workspace of reductions: "
+            "launch it with the library of `hgemm export`, or from Python"
+        )
     rules = {rule.operand: rule for rule in traits.tensor_maps}
     maps = ", ".join(_map(rules.get(name)) for name in OPERANDS)
     words = (traits.symbol, traits.arch, traits.layout, traits.dtype_a, traits.dtype_b, traits.dtype_d)
@@ -76,10 +86,10 @@ def launch_header(record: Mapping[str, Any]) -> str:
             "Their batch strides are not used. */\n"
         )
     if traits.epilogue:
-        inputs = ", ".join(one.name for one in traits.epilogue.operands)
+        names = ", ".join(one.name for one in (*traits.operands, *traits.outputs))
         more += (
-            "/* HgemmProblem is followed by 32 bytes for each input of the epilogue, in this order: "
-            f"{inputs or 'none'}.\n"
+            "/* HgemmProblem is followed by 32 bytes for each input of the epilogue and each result after D, in this order: "
+            f"{names or 'none'}.\n"
             " * Each is {uint64_t address; int64_t leading, batch_stride; float value; padding of 4 bytes}. */\n"
         )
     return (
