@@ -34,6 +34,7 @@ from generator.errors import LibraryError
 from generator.export.selection import selected
 from generator.store.library import Library
 from generator.tuning import (
+    FOLDER,
     SPILLED_NAME,
     GeneratedCandidates,
     Search,
@@ -639,10 +640,18 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMake:
     return fake
 
 
+FEW_TILES = FOLDER / "wgmma.toml"
+"""A table of 100 kernels. All tables for wgmma have 2,800."""
+
+
 def generating(
-    made: FakeMake, works: Sequence[Work], candidates: int = 3, messages: list | None = None
+    made: FakeMake,
+    works: Sequence[Work],
+    candidates: int = 3,
+    messages: list | None = None,
+    space: Path | None = FEW_TILES,
 ) -> GeneratedCandidates:
-    search = Search(works, candidates, ("sm_90a",), None, 1)
+    search = Search(works, candidates, ("sm_90a",), space, 1)
     return GeneratedCandidates(made.library, [], search, H200, (messages if messages is not None else []).append)
 
 
@@ -712,10 +721,10 @@ def test_kernels_of_the_library_are_not_rebuilt(made: FakeMake) -> None:
     source = generating(made, [work])
     (first, *_) = source.ranking.best(work, 3)
     record, files = make_record(first)
-    plan = plans_for(work, ["sm_90a"], None)[first]
+    plan = plans_for(work, ["sm_90a"], FEW_TILES)[first]
     record.update(planned_record(plan), resources=resources_of(plan, plan.spec.ctas_per_sm))
     made.library.publish(record, files)
-    search = Search([work], 3, ("sm_90a",), None, 1)
+    search = Search([work], 3, ("sm_90a",), FEW_TILES, 1)
     source = GeneratedCandidates(made.library, [first], search, H200, lambda text: None)
     for _ in range(2):
         made.go.release()
@@ -724,7 +733,7 @@ def test_kernels_of_the_library_are_not_rebuilt(made: FakeMake) -> None:
 
 
 def test_candidates_include_kernels_of_the_library(made: FakeMake) -> None:
-    work, plans = Work(4096, 4096, 4096), plans_for(Work(4096, 4096, 4096), ["sm_90a"], None)
+    work, plans = Work(4096, 4096, 4096), plans_for(Work(4096, 4096, 4096), ["sm_90a"], FEW_TILES)
     slow = generating(made, [work]).ranking.best(work, len(plans))[-3:]
     for symbol in slow:
         record, files = make_record(symbol)
@@ -732,7 +741,8 @@ def test_candidates_include_kernels_of_the_library(made: FakeMake) -> None:
             planned_record(plans[symbol]), resources=resources_of(plans[symbol], plans[symbol].spec.ctas_per_sm)
         )
         made.library.publish(record, files)
-    source = GeneratedCandidates(made.library, slow, Search([work], 8, ("sm_90a",), None, 1), H200, lambda text: None)
+    search = Search([work], 8, ("sm_90a",), FEW_TILES, 1)
+    source = GeneratedCandidates(made.library, slow, search, H200, lambda text: None)
     for _ in range(6):
         made.go.release()
     assert source.ready([work]) == work
@@ -741,7 +751,7 @@ def test_candidates_include_kernels_of_the_library(made: FakeMake) -> None:
 
 
 def test_candidates_have_many_tiles(made: FakeMake) -> None:
-    source = generating(made, [Work(4096, 4096, 4096)])
+    source = generating(made, [Work(4096, 4096, 4096)], space=None)
     symbols = source.ranking.best(Work(600, 3072, 2048), 24)
     rows = [source.ranking.rows[symbol][1] for symbol in symbols]
     sorts = [(tile_of(symbol), row.splits) for symbol, row in zip(symbols, rows)]
@@ -751,7 +761,7 @@ def test_candidates_have_many_tiles(made: FakeMake) -> None:
 def test_candidates_have_many_grids(made: FakeMake) -> None:
     """All tiles of 184 to 256 rows cut 180 rows into one tile."""
     work = Work(180, 4096, 704)
-    ranking = generating(made, [work]).ranking
+    ranking = generating(made, [work], space=None).ranking
     rows = [ranking.rows[symbol][1] for symbol in ranking.best(work, 24)]
     sorts = [(-(-180 // row.tile_m), -(-4096 // row.tile_n), row.splits) for row in rows]
     assert len({(down, across) for down, across, *_ in sorts}) >= 8 and max(map(sorts.count, sorts)) <= ALIKE
@@ -761,7 +771,7 @@ def test_candidates_have_many_grids(made: FakeMake) -> None:
 def test_missing_kernels_of_an_expression_are_made(made: FakeMake, text: str) -> None:
     epilogue = epilogue_of(text)
     work = Work(4096, 4096, 4096, expression=epilogue.text)
-    plans = plans_for(work, ["sm_90a", "sm_90"], None)
+    plans = plans_for(work, ["sm_90a"], FEW_TILES) | plans_for(work, ["sm_90"], None)
     assert len(plans) > 60 and {LaunchTraits.of(planned_record(one)).epilogue for one in plans.values()} == {epilogue}
     source = generating(made, [Work(4096, 4096, 4096), work])
     for _ in range(6):
