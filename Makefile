@@ -31,7 +31,7 @@ test-slow: $(INSTALLED)  ## Run the slow tests: many kernels, all of CuTe, kille
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m slow
 
 test-all: $(INSTALLED)  ## Run all tests, as CI does
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal $(PYTEST_OPTIONS)
 
 test-oldest:  ## Run the tests with the oldest versions of all dependencies, in a venv of their own
 	$(PYTHON) -m venv $(VENV)-oldest
