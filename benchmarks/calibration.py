@@ -160,14 +160,14 @@ LAUNCHES = 5
 """How products are launched: data files without this field have 1. Since 2 (2026-11-26 16:05), launches of one or two waves order
 tiles by GPC, and all CTAs of a tile add the parts of k. Since 3 (19:30), kernels stage all of a tile's D where it fits, and pad the
 boxes of operands that are not K-major. Since 4 (22:40), the TMA loads rows of 16 bytes eight at a time, and kernels load their
-first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major end with the tile or the matrix."""
+first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major end with the tile."""
 SHARED_PARTS = 2
 """The least `launches` with which all CTAs of a tile add the parts of k."""
 SHORT_ROWS = 4
 """The least `launches` with which the TMA loads rows of SHORT_ROW_BYTES eight at a time."""
 SHORT_ROW_BYTES = 16
 EDGE_BOXES = 5
-"""The least `launches` with which the box that a tile or the matrix ends in is no wider than that."""
+"""The least `launches` with which boxes end with their tile."""
 FEW_TILES = 3
 """Of so many tiles along an extent or fewer, the last one decides the time."""
 WEIGHTS = {1: 1, 2: 3, 3: 6, 4: 6, 5: 9}
@@ -176,7 +176,7 @@ WEIGHTS = {1: 1, 2: 3, 3: 6, 4: 6, 5: 9}
 
 def has_other_boxes(words: Words, layout: str, launched: int, m: int, n: int) -> bool:
     """Return whether a kernel had other boxes when a product of m rows and n columns was launched so: narrower ones, no rows of
-    SHORT_ROW_BYTES, or boxes that extended beyond the tile or beyond one of FEW_TILES."""
+    SHORT_ROW_BYTES, or boxes that extended beyond the tile, or beyond the matrix if it has FEW_TILES or fewer."""
     its = dict(zip(IDENTITY, words))
     if its["copy"] != "tma":
         return False

@@ -296,7 +296,7 @@ def _note_f16_only(counts: dict[str, int], kinds: int) -> None:
 
 
 def _hole_rows(hole: Hole, required: int) -> Iterator[dict[str, str]]:
-    """Yield a row for all alignments that lack the same sorts of problems, of so many that are required."""
+    """Yield a row for all alignments that lack the same sorts of problems. `required` is the number of sorts asked for."""
     aligns = defaultdict(list)
     for align in sorted(hole.sorts, reverse=True):
         aligns[hole.sorts[align]].append(str(align))
