@@ -385,6 +385,20 @@ def test_numbers_of_options_are_finite(capsys, word: str) -> None:
         assert status == 2 and out == "" and re.search("is not (a finite number|in the range)", err), words
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench", "--shapes", "64x64x64", "--n", "128"], "--n without --m"),
+        (["bench", "--m", "64", "--group", "llm"], "--group selects groups of a suite"),
+        (["ladder", "s1", "--static", "--m", "64", "--shapes", "64x64x64"], "--m and --shapes exclude each other"),
+        (["ladder", "s1", "--static", "--k", "64"], "--k without --m"),
+    ],
+)
+def test_options_without_effect_are_rejected(capsys, small_library: Library, words: list[str], message: str) -> None:
+    status, out, err = hgemm(capsys, *words, "--library", small_library.folder)
+    assert status == 2 and out == "" and message in err and err.count("\n") == 1
+
+
 def test_empty_names_and_huge_seeds_are_rejected(capsys) -> None:
     status, _, err = generate(capsys, "--arch", "89", "--kernels", "", "--dry-run")
     assert status == 2 and "--kernels is empty" in err

@@ -135,6 +135,8 @@ def run_command(
         )
     if splits and not kernel.traits.decides_splits:
         raise RequestError(f"{name} has its own schedule: omit --splits, or run a kernel with --schedule launch")
+    if whole_tiles and not splits:
+        raise RequestError("--whole-tiles is for --splits: add --splits")
     options = LaunchOptions(splits, whole_tiles) if splits else None
     device = open_device()
     from hgemm.verification import run  # NumPy takes 0.1 s, and is useless without a GPU

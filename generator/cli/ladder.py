@@ -14,7 +14,7 @@ from generator.arch import parse_arch
 from generator.build.workers import cores
 from generator.cli.options import json_option
 from generator.cli.output import progress, scratch_library, scratch_library_option
-from generator.errors import LibraryError
+from generator.errors import LibraryError, RequestError
 from generator.ladders.ladder_run import RunOptions, make_kernels, plan_ladders, plans_of, run_ladders
 from generator.ladders.recipes import PublishedLadder, ladder_names, load_ladder, read_ladder
 from generator.ladders.results import (
@@ -31,7 +31,7 @@ from generator.proof.executor import NoCompiler
 from generator.proof.jobs import Prover, host_toolchain
 from generator.tables import to_text
 from hgemm.bench.protocol import Protocol
-from hgemm.bench.work import Work, grid
+from hgemm.bench.work import Work, grid, require_rows
 from hgemm.cases import Shape
 from hgemm.device import Device, open_device
 from hgemm.disk import require_writable, write_atomically
@@ -194,6 +194,9 @@ def _run(published_ladders: Sequence[PublishedLadder], options: Mapping[str, Any
 
 
 def _shapes(options: Mapping[str, Any]) -> list[Shape]:
+    require_rows(options)
+    if options["m"] and options["shapes"]:
+        raise RequestError("--m and --shapes exclude each other: give one")
     if options["m"]:
         return [work.shape for work in grid(options["m"], options["n"], options["k"], Work(1, 1, 1))]
     return [*Shape.parse_list(options["shapes"])] if options["shapes"] else []

@@ -30,7 +30,7 @@ from hgemm.bench.measure import (
 )
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.results import best_of, line
-from hgemm.bench.work import Work, checked, grid, names, read_suite
+from hgemm.bench.work import Work, checked, grid, names, read_suite, require_rows
 from hgemm.cases import Shape
 from hgemm.device import Device, driver_cuda, open_device
 from hgemm.disk import read_text, require_writable, write_atomically
@@ -601,6 +601,9 @@ def works_of(options: dict[str, Any]) -> list[Work]:
         from hgemm.epilogue_language import epilogue_text  # imports `ast` and `inspect`
 
         changed["expression"] = epilogue_text(options["epilogue"])
+    require_rows(options)
+    if options["group"] and not options["suite"]:
+        raise RequestError("--group selects groups of a suite: add --suite, such as --suite public")
     works: list[Work] = []
     if options["suite"]:
         works += read_suite(options["suite"], options["group"])

@@ -171,6 +171,13 @@ def grid(m: str, n: str, k: str, like: Work) -> list[Work]:
     ]
 
 
+def require_rows(options: Mapping[str, Any]) -> None:
+    """Raise RequestError if --n or --k is given without --m, and would have no effect."""
+    given = [f"--{name}" for name in ("n", "k") if options[name]]
+    if given and not options["m"]:
+        raise RequestError(f"{' and '.join(given)} without --m: add --m")
+
+
 def _reject_too_many(count: int, what: str) -> None:
     if count > MAX_PROBLEMS:
         raise RequestError(
