@@ -84,7 +84,7 @@ class Fitted:
     def note(self, names: Collection[str], fix: str) -> str:
         """Return a line about those of these columns that did not fit; empty if there are none."""
         missing = [name for name in self.left_out if name in names]
-        return f"no room for {', '.join(missing)}: {fix}" if missing else ""
+        return f"the table has no room for {', '.join(missing)}: {fix}" if missing else ""
 
 
 def line_width() -> int:

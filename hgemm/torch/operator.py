@@ -111,7 +111,7 @@ def on_gpu(operation: Callable[..., Any], a: Tensor, *others: Any, **options: An
     try:
         return operation(a, *others, **options)
     except NotImplementedError as error:
-        fix = "move the tensors to the GPU, or pass NumPy arrays to Library.matmul"
+        fix = "move the tensors to the GPU; without one, hgemm.matmul and hgemm.linear compute on the CPU"
         raise ProblemError(f"a is on {a.device}: {fix}") from error
 
 
