@@ -430,6 +430,15 @@ def test_a_loop_of_symbolic_links_gives_a_one_line_error(capsys, tmp_path: Path)
     assert loop.is_symlink() and not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("closed", ["<&- >&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(tmp_path: Path, closed: str) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    command = f"{sys.executable} -m generator --arch 89 --dry-run --library {library} {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_internal_error_is_one_line_or_a_traceback_with_debug(capsys, monkeypatch) -> None:
     def fail(options):
         raise KeyError("surprise")

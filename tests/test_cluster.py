@@ -274,6 +274,10 @@ def test_dead_scheduler_ends_the_run_with_one_line(daemons: Daemons, tmp_path: P
         (["--executor", "dask"], "--executor dask needs the scheduler's address: add --address tcp://host:8786"),
         (["--address", "tcp://host:1"], "--address needs --executor dask"),
         (["--executor", "dask", "--address", "host:1"], "--address host:1 is malformed: write tcp://host:port"),
+        (
+            ["--executor", "dask", "--address", "tcp://host:65536"],
+            "tcp://host:65536 is malformed: write tcp://host:port",
+        ),
         (["--executor", "dask", "--address", "tcp://host:1", "-j", "2"], "-j does not apply to --executor dask"),
     ],
 )

@@ -68,7 +68,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
 INSTALL = "pip install 'hgemm-generator[dask]'"
-_ADDRESS = re.compile(r"[a-z]+://[^\s/]+:\d{1,5}")
+_ADDRESS = re.compile(r"[a-z]+://[^\s/]+:(?P<port>[0-9]{1,5})")
+_MAX_PORT = 65535
 _GO_ON = "what was built is in the library, and the same command builds the rest"
 _LOG = logging.getLogger(__name__)
 
@@ -95,7 +96,8 @@ class Cluster:
         """Raises: RequestError if distributed is not installed or the address is malformed."""
         if not find_spec("distributed"):
             raise RequestError(f"--executor dask needs the package distributed, which is not installed: {INSTALL}")
-        if not _ADDRESS.fullmatch(self.address):
+        found = _ADDRESS.fullmatch(self.address)
+        if not found or int(found["port"]) > _MAX_PORT:
             raise RequestError(
                 f"--address {self.address} is malformed: write tcp://host:port, as the scheduler prints it"
             )

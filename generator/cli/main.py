@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -259,13 +260,22 @@ def hgemm_command(debug: bool) -> None:
     pass
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that is closed. Else a file of the library could get the stream's number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+
+
 def generate_main() -> None:
     """Run `generate` and end the process with its exit status."""
+    _open_closed_streams()
     sys.exit(main(generate_command, sys.argv[1:]))
 
 
 def hgemm_main() -> None:
     """Run `hgemm` and end the process with its exit status."""
+    _open_closed_streams()
     sys.exit(main(hgemm_command, sys.argv[1:]))
 
 
