@@ -413,10 +413,10 @@ def test_a_kernel_that_does_not_build_is_replaced(
 
 def test_a_dry_run_lists_layers_and_rows_and_builds_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = written(tmp_path / "model", model_type="llama", torch_dtype="bfloat16", **GROUPED)
-    status, out, err = hgemm(capsys, "pack", folder, "--arch", "90a", "--to", tmp_path / "lib", "--dry-run")
+    status, out, err = hgemm(capsys, "pack", folder, "--arch", "80", "--to", tmp_path / "lib", "--dry-run")
     assert status == 0 and not (tmp_path / "lib").exists()
     assert "nothing was built" in err
-    assert "q, k and v fused" in out and "hgemm_sm90a_tn_bf16" in out and str(ROWS[1]) in out
+    assert "q, k and v fused" in out and "hgemm_sm80_tn_bf16" in out and str(ROWS[1]) in out
     rows = [line.split() for line in out.splitlines()]
     counts = {row[-2]: int(row[-1]) for row in rows if row[:1] == ["gate_proj"] and row[-1].isdecimal()}
     served = {row[1] for row in rows if row[:1] == ["gate_proj"] and row[-1].startswith("hgemm_")}

@@ -10,18 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from records import make_artefacts, make_record, resources_of
 
 import generator.build.compile
-import hgemm
 from generator.build.compile import Compiled, compile_kernel, options
 from generator.build.emit import EmittedKernel, emit
 from generator.build.inspect import read_cubin
+from generator.build.pipeline import planned_sections
 from generator.build.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
 from generator.errors import BuildError
 from generator.export.c_library import source_files
 from generator.families.mma_sync.emit import FORMS
 from generator.store.library import Library
 from generator.sweep import sweep
+from hgemm.record import SOURCE_NAME
 
 TEMPLATES = templates_folder()
 ENTRY_HEADER = FORMS["atoms"].entry_header
@@ -234,15 +236,22 @@ ONE_OF_EACH_FAMILY = (
 @pytest.mark.slow
 def test_plain_nvcc_compiles_exported_sources(nvcc: str, tmp_path: Path) -> None:
     """With the headers of the export as a host compiler sees them, too; with all headers of CUTLASS as device code."""
-    kernels = hgemm.generate(ONE_OF_EACH_FAMILY, library=tmp_path / "lib")
-    files = source_files(Library(tmp_path / "lib"), [kernel.symbol for kernel in kernels], templates_folder())
-    assert len({kernel.record["spec"]["mma"] + kernel.record["spec"]["copy"] for kernel in kernels}) >= 6
+    kernels, library = [emit(plan, TEMPLATES) for plan in sweep(ONE_OF_EACH_FAMILY).plans], Library(tmp_path / "lib")
+    assert len({kernel.plan.spec.mma + kernel.plan.spec.copy for kernel in kernels}) >= 6
+    for kernel in kernels:  # with the records of built kernels; only their code is made up
+        record, artefacts = make_record(
+            kernel.symbol, {**make_artefacts(kernel.symbol), SOURCE_NAME: kernel.source.encode()}
+        )
+        record["resources"] = resources_of(kernel.plan, kernel.plan.spec.ctas_per_sm)
+        record.update(planned_sections(kernel), inputs=headers(kernel.entry_header, TEMPLATES).hashes())
+        library.publish(record, artefacts)
+    files = source_files(library, [kernel.symbol for kernel in kernels], TEMPLATES)
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
     ways = ((cutlass_include(), "-cubin"), ("include/cute_lean", "-c"))
     for kernel, (first, output) in itertools.product(kernels, ways):
-        number = kernel.record["arch"].removeprefix("sm_")
+        number = kernel.plan.spec.arch.removeprefix("sm_")
         command = [nvcc, "-std=c++17", "-diag-suppress", "177", f"-gencode=arch=compute_{number},code=sm_{number}"]
         command += [output, "-I", first, "-Iinclude", "-o", "x.o", "-I", cuda_include() / "cccl"]
         command += [f"instances/{kernel.symbol}.cu"]
