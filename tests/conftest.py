@@ -122,8 +122,8 @@ def host_toolchain(host_compiler: HostCompiler, shared: Path) -> HostToolchain:
 
 
 @pytest.fixture(scope="session")
-def hasty_workshop(host_toolchain: HostToolchain) -> HostToolchain:
-    """The same, for kernels that run once or twice: they are compiled in half the time."""
+def o0_toolchain(host_toolchain: HostToolchain) -> HostToolchain:
+    """The same with -O0, for kernels that run once or twice: it compiles in half the time."""
     return replace(host_toolchain, level="-O0")
 
 

@@ -180,14 +180,14 @@ def product_bytes(traits: LaunchTraits, executable: Executable, shape: Shape, sp
 
 
 @pytest.mark.slow
-def test_kernels_have_the_same_bits_if_and_only_if_they_have_the_same_order(hasty_workshop: HostToolchain):
+def test_kernels_have_the_same_bits_if_and_only_if_they_have_the_same_order(o0_toolchain: HostToolchain):
     bits, names = defaultdict(set), defaultdict(list)
     for name, options in KERNELS.items():
         (plan,) = sweep([options]).plans
         made, order = emit(plan, templates_folder()), plan.accumulation_order.text
         traits = LaunchTraits.of(planned_sections(made))
         bits[order].add(
-            product_bytes(traits, executable_of(made, hasty_workshop), Shape(41, 48, 421))
+            product_bytes(traits, executable_of(made, o0_toolchain), Shape(41, 48, 421))
         )  # a partial k-tile
         names[order].append(name)
     assert {order: len(found) for order, found in bits.items()} == dict.fromkeys(bits, 1), names

@@ -37,14 +37,14 @@ FAULTS = [probe for probe in BOXES if probe.box.at[0] * probe.box.element_bytes 
 
 
 @pytest.fixture(scope="session")
-def executed(hasty_workshop: HostToolchain):
+def executed(o0_toolchain: HostToolchain):
     """Return what runs a probe on the CPU and gives shared memory and each thread's words; nothing may be found."""
     executables: dict[str, Executable] = {}
 
     def execute(probe: Probe, adversary: Adversary = LATE) -> np.ndarray:
         text = probe.text()
         if text not in executables:
-            executables[text] = Executable(hasty_workshop.executable(SYMBOL, translatable(text)))
+            executables[text] = Executable(o0_toolchain.executable(SYMBOL, translatable(text)))
         words, findings = run_on_executor(executables[text], probe, adversary)
         assert not findings, [str(finding) for finding in findings]
         return words
@@ -206,10 +206,8 @@ def test_halves_are_rounded_as_numpy_rounds_them(executed) -> None:
 
 
 @pytest.mark.parametrize("probe", FAULTS, ids=lambda probe: probe.name.replace(" ", "-"))
-def test_illegal_tma_boxes_are_found(hasty_workshop: HostToolchain, probe: Probe) -> None:
-    _, findings = run_on_executor(
-        Executable(hasty_workshop.executable(SYMBOL, translatable(probe.text()))), probe, LATE
-    )
+def test_illegal_tma_boxes_are_found(o0_toolchain: HostToolchain, probe: Probe) -> None:
+    _, findings = run_on_executor(Executable(o0_toolchain.executable(SYMBOL, translatable(probe.text()))), probe, LATE)
     assert any(finding.kind == "tma" and "multiple of 16" in str(finding) for finding in findings)
 
 

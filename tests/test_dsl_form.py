@@ -376,7 +376,7 @@ def test_the_ptx_computes_ragged_products_and_touches_nothing_else(
         ("cute.arch.sync_threads()  # the next slab", "# the next slab"),
     ],
 )
-def test_a_fault_of_a_module_is_found(right: str, wrong: str, hasty_workshop: HostToolchain) -> None:
+def test_a_fault_of_a_module_is_found(right: str, wrong: str, o0_toolchain: HostToolchain) -> None:
     plan = plan_in_dsl(**BUILT["whole"])
     kernel = emit(plan, TEMPLATES)
     assert right in kernel.source
@@ -385,7 +385,7 @@ def test_a_fault_of_a_module_is_found(right: str, wrong: str, hasty_workshop: Ho
     traits = LaunchTraits.of({**record, "launch": plan.launch(), "traits": plan.traits()})
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     shapes = [Shape(m + 1, n + 7, 4 * k + 5), Shape(m - 1, n - 1, k + 3)]
-    faulty = EmulatedKernel(traits, Executable(hasty_workshop.executable(kernel.symbol, ptx)), ())
+    faulty = EmulatedKernel(traits, Executable(o0_toolchain.executable(kernel.symbol, ptx)), ())
     assert not all(check_case(faulty, Case(shape, 1.0, 0.5), seed=0).passed for shape in shapes)
 
 

@@ -487,10 +487,10 @@ RESULTS = "residual: Matrix; y = acc + bias + residual; (y, f32(acc), bf16(y), r
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_further_results_are_right(arch: str, hasty_workshop: HostToolchain) -> None:
+def test_further_results_are_right(arch: str, o0_toolchain: HostToolchain) -> None:
     (plan,) = sweep([{"arch": arch, "tile": "64x64x32", "epilogue": RESULTS}]).plans
     shapes = (Shape(33, 150, 40), Shape(65, 25, 70, 2))
-    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop, shapes).checks
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), o0_toolchain, shapes).checks
     assert not [check.reason for check in checks if not check.passed]
 
 
@@ -505,19 +505,19 @@ COLUMNS = "scale: Column; y = acc * scale + bias; (y, column_max(abs(y)), row_su
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
-def test_reductions_of_columns_are_right(arch: str, hasty_workshop: HostToolchain) -> None:
+def test_reductions_of_columns_are_right(arch: str, o0_toolchain: HostToolchain) -> None:
     (plan,) = sweep([{"arch": arch, "tile": "64x64x32", "epilogue": COLUMNS}]).plans
     shapes = (Shape(133, 150, 40), Shape(65, 25, 70, 2))
-    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop, shapes).checks
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), o0_toolchain, shapes).checks
     assert not [check.reason for check in checks if not check.passed]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_a_gated_pair_is_right(arch: str, hasty_workshop: HostToolchain) -> None:
+def test_a_gated_pair_is_right(arch: str, o0_toolchain: HostToolchain) -> None:
     texts = {"arch": arch, "tile": "64x64x32", "epilogue": "scale: Column; silu(gate) * up * scale + bias"}
     (plan,) = sweep([texts]).plans
     shapes = (Shape(33, 48, 40), Shape(65, 96, 70, 2))
-    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop, shapes).checks
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), o0_toolchain, shapes).checks
     assert not [check.reason for check in checks if not check.passed]
 
 
@@ -701,7 +701,7 @@ def test_expressions_are_part_of_the_kind() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", range(12))
-def test_a_kernel_of_each_example_is_proved(at: int, hasty_workshop: HostToolchain) -> None:
+def test_a_kernel_of_each_example_is_proved(at: int, o0_toolchain: HostToolchain) -> None:
     """The kernels are of all families in turn."""
     text = (ROOT / "examples/epilogues.py").read_text()
     names = [one.name for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
@@ -709,7 +709,7 @@ def test_a_kernel_of_each_example_is_proved(at: int, hasty_workshop: HostToolcha
     (plan,) = sweep(
         [FAMILIES[at % 4] | {"epilogue": emission.resolved(f"examples/epilogues.py:{names[at]}", ROOT)}]
     ).plans
-    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop).checks
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), o0_toolchain).checks
     assert not [check.reason for check in checks if not check.passed]
 
 
@@ -722,16 +722,16 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize("at", [7, 29])  # a further result, and a gated pair with a reduction
-def test_a_random_expression_is_right(at: int, hasty_workshop: HostToolchain) -> None:
-    assert not check(drawn(random.Random(at), at), hasty_workshop)[0].startswith("failed")
+def test_a_random_expression_is_right(at: int, o0_toolchain: HostToolchain) -> None:
+    assert not check(drawn(random.Random(at), at), o0_toolchain)[0].startswith("failed")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
-def test_random_expressions_are_right(part: int, hasty_workshop: HostToolchain) -> None:
+def test_random_expressions_are_right(part: int, o0_toolchain: HostToolchain) -> None:
     """25 of 150 kernels: of all families, with gated pairs, further results and reductions."""
     options = [drawn(random.Random(1000 + at), at) for at in range(25 * part, 25 * (part + 1))]
-    verdicts = [(check(one, hasty_workshop)[0], one) for one in options]
+    verdicts = [(check(one, o0_toolchain)[0], one) for one in options]
     assert not [(verdict, one) for verdict, one in verdicts if verdict.startswith("failed")]
 
 
@@ -748,17 +748,17 @@ def test_random_expressions_are_right(part: int, hasty_workshop: HostToolchain) 
         ("64x64x64", "y = acc + bias; gelu(y) * y"),
     ],
 )
-def test_an_expression_on_wgmma_is_proved(tile: str, text: str, hasty_workshop: HostToolchain) -> None:
+def test_an_expression_on_wgmma_is_proved(tile: str, text: str, o0_toolchain: HostToolchain) -> None:
     """The cases of a proof reach all instructions: none is left for rows that end within a vector, or for a narrower part."""
     (plan,) = sweep([{"arch": "sm_90a", "tile": tile, "cooperation": "pingpong", "epilogue": text}]).plans
-    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop).checks
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), o0_toolchain).checks
     assert not [check.reason for check in checks if not check.passed]
 
 
 @pytest.mark.slow
-def test_a_proof_needs_a_bound(hasty_workshop: HostToolchain) -> None:
+def test_a_proof_needs_a_bound(o0_toolchain: HostToolchain) -> None:
     (plan,) = sweep([{**FAMILIES[0], "epilogue": "sqrt(-1.0 - abs(acc))"}]).plans
-    checks = prove(subject_of(emit(plan, ROOT / "templates")), hasty_workshop).checks
+    checks = prove(subject_of(emit(plan, ROOT / "templates")), o0_toolchain).checks
     assert "no element has an error bound in any case" in checks[-1].reason
 
 

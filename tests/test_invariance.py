@@ -387,14 +387,14 @@ LONG_K = 512
 
 
 @pytest.mark.slow
-def test_launches_have_the_same_bits_if_and_only_if_they_have_the_same_order(hasty_workshop: HostToolchain) -> None:
+def test_launches_have_the_same_bits_if_and_only_if_they_have_the_same_order(o0_toolchain: HostToolchain) -> None:
     """Rows of the products with 3 and 41 rows, on the CPU."""
     bits: dict[Any, set[bytes]] = {}
     for texts, splits in LAUNCHED.values():
         (plan,) = sweep([texts]).plans
         made = emit(plan, templates_folder())
         record = planned_sections(made)
-        traits, executable = LaunchTraits.of(record), executable_of(made, hasty_workshop)
+        traits, executable = LaunchTraits.of(record), executable_of(made, o0_toolchain)
         row = row_of(traits, {**record, "resources": {"ctas_per_sm": 1}})
         order, decided = order_of(row, LONG_K, splits), splits * row.decides_splits
         for m in (3, 41):

@@ -59,12 +59,12 @@ def test_fault_table_covers_every_kind() -> None:
 
 
 @pytest.mark.parametrize("fault", parameters(FAULTS))
-def test_a_seeded_fault_is_found(fault: Fault, hasty_workshop: HostToolchain) -> None:
-    caught = catch(fault, hasty_workshop, SEED, check=check_here)
+def test_a_seeded_fault_is_found(fault: Fault, o0_toolchain: HostToolchain) -> None:
+    caught = catch(fault, o0_toolchain, SEED, check=check_here)
     assert caught.as_expected, (caught.by, caught.first_finding)
 
 
 @pytest.mark.parametrize("fault", parameters(SOUND))
-def test_kernels_without_the_fault_pass(fault: Fault, hasty_workshop: HostToolchain) -> None:
-    caught = catch(fault, hasty_workshop, SEED, seeded=False, check=check_here)
+def test_kernels_without_the_fault_pass(fault: Fault, o0_toolchain: HostToolchain) -> None:
+    caught = catch(fault, o0_toolchain, SEED, seeded=False, check=check_here)
     assert caught.by == () and caught.first_finding == ""

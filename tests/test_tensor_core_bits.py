@@ -39,12 +39,12 @@ QUICK = ("mma_k16_f16_f32", "wgmma_k16_f16_f16")
     "one",
     [pytest.param(one, marks=() if one.name in QUICK else pytest.mark.slow, id=one.name) for one in ON_THE_CPU],
 )
-def test_executor_bits_match_the_reference(one: Instruction, hasty_workshop: HostToolchain):
-    assert {kind: differing(one, 90, hasty_workshop, kind) for kind in KINDS} == dict.fromkeys(KINDS, 0)
+def test_executor_bits_match_the_reference(one: Instruction, o0_toolchain: HostToolchain):
+    assert {kind: differing(one, 90, o0_toolchain, kind) for kind in KINDS} == dict.fromkeys(KINDS, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 75])
-def test_older_architectures_keep_fewer_bits(arch: int, hasty_workshop: HostToolchain):
+def test_older_architectures_keep_fewer_bits(arch: int, o0_toolchain: HostToolchain):
     one = next(one for one in instructions(arch) if one.name == f"mma_k{16 if arch == 80 else 8}_f16_f32")
-    assert {kind: differing(one, arch, hasty_workshop, kind) for kind in KINDS} == dict.fromkeys(KINDS, 0)
+    assert {kind: differing(one, arch, o0_toolchain, kind) for kind in KINDS} == dict.fromkeys(KINDS, 0)

@@ -45,8 +45,8 @@ PROVED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROVED)
-def test_kernels_are_built_and_proved(name: str, settings: Settings, hasty_workshop: HostToolchain) -> None:
-    outcomes = made({**PROVED[name], "dtype": "tf32"}, replace(settings, prover=ProverHere(hasty_workshop)))
+def test_kernels_are_built_and_proved(name: str, settings: Settings, o0_toolchain: HostToolchain) -> None:
+    outcomes = made({**PROVED[name], "dtype": "tf32"}, replace(settings, prover=ProverHere(o0_toolchain)))
     assert outcomes and [outcome.error for outcome in outcomes] == [""] * len(outcomes)
     for outcome in outcomes:
         sass = outcome.record.data["sass"]
