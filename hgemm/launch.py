@@ -555,15 +555,23 @@ class MapDescription:
     modes: tuple[Any, Any, Any, Any]
 
     @classmethod
-    def of(cls, rule: TensorMapRule, extents: tuple[int, int, int], strides: tuple[int, int]) -> MapDescription:
+    def of(
+        cls, rule: TensorMapRule, extents: tuple[int, int, int], strides: tuple[int, int], overlaps: bool = True
+    ) -> MapDescription:
         """Return a map for which loads beyond the extents return zeros, and stores there do nothing.
+
+        Without `overlaps`, no row extends into the next one. Such maps are right, too, but the TMA may load them more slowly.
 
         Where rows do not start at multiples of 256 bytes, L2 would load up to twice the bytes with a promotion to 256 bytes.
         The TMA loads adjacent rows of 16 bytes faster as rows of 128 bytes. Source: docs/performance-notes.md.
         """
-        d, box, step = driver(), rule.box, 1
-        vector = VECTOR_BYTES // DTYPES[rule.element].bytes
-        loads_vectors = rule.operand != "d" and box[0] == extents[0] == vector and strides[0] == VECTOR_BYTES
+        d, box, step, size = driver(), rule.box, 1, DTYPES[rule.element].bytes
+        vector = VECTOR_BYTES // size
+        if not overlaps and extents[1] > 1:
+            extents = (min(extents[0], strides[0] // size), *extents[1:])
+        loads_vectors = (
+            overlaps and rule.operand != "d" and box[0] == extents[0] == vector and strides[0] == VECTOR_BYTES
+        )
         if loads_vectors and extents[1] % FOLDED_ROWS == 0:
             step, extents, box = FOLDED_ROWS, (vector * FOLDED_ROWS, *extents[1:]), (vector * FOLDED_ROWS, *box[1:])
         promotion = 256 if all(stride % 256 == 0 for stride in strides) else 128
@@ -592,17 +600,20 @@ def _encode(
 ) -> bytes:
     d = driver()
     words, counts = d.cuuint64_t, d.cuuint32_t
-    given = MapDescription.of(rule, extents, strides)
-    arguments = (
-        given.element,
-        len(extents),
-        pointer,
-        [words(extent) for extent in given.extents],
-        [words(stride) for stride in given.strides],
-        [counts(extent) for extent in given.box],
-        [counts(1), counts(given.step), counts(1)],
-        *given.modes,
-    )
+    result: tuple[Any, ...] = ()
     with open_device(device).current():
-        encoded = checked(d.cuTensorMapEncodeTiled(*arguments), f"encode the tensor map of {rule}")
-    return ctypes.string_at(encoded.getPtr(), MAP_BYTES)
+        for overlaps in (True, False):  # NVIDIA documents no map whose rows overlap, so a driver may reject it
+            given = MapDescription.of(rule, extents, strides, overlaps)
+            result = d.cuTensorMapEncodeTiled(
+                given.element,
+                len(extents),
+                pointer,
+                [words(extent) for extent in given.extents],
+                [words(stride) for stride in given.strides],
+                [counts(extent) for extent in given.box],
+                [counts(1), counts(given.step), counts(1)],
+                *given.modes,
+            )
+            if not int(result[0]):
+                break
+        return ctypes.string_at(checked(result, f"encode the tensor map of {rule}").getPtr(), MAP_BYTES)

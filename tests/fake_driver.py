@@ -76,6 +76,7 @@ class FakeDriver:
         self.packed = b""  # the problem of the last launch
         self.attributes: list[str] = []  # of the last launch
         self.encoded = 0
+        self.rejects_overlap = False  # of rows of tensor maps
         self.steps: list[int] = []
         self.resident_clusters = 2
         self.status = real.CUresult.CUDA_SUCCESS
@@ -179,6 +180,9 @@ class FakeDriver:
         assert self.contexts and rank == 3 and [int(steps[0]), int(steps[2])] == [1, 1]
         promoted = 3 if all(int(stride) % 256 == 0 for stride in strides) else 2  # to 256 or 128 bytes
         assert (int(interleave), int(promotion), int(fill)) == (0, promoted, 0)
+        row_bytes = int(extents[0]) * (4 if "FLOAT32" in element.name else 2)
+        if self.rejects_overlap and row_bytes > int(strides[0]):
+            return real.CUresult.CUDA_ERROR_INVALID_VALUE, None
         self.encoded += 1
         self.steps.append(int(steps[1]))
         words = [pointer, *map(int, extents), *map(int, strides), *map(int, box), int(swizzle)]

@@ -117,6 +117,8 @@ class NativeDriver:
         return self.status
 
     def _encode(self, place, element, rank, address, extents, strides, box, *rest) -> int:
+        if self.fake.rejects_overlap and 2 * extents[0] > strides[0]:
+            return 1
         self.fake.encoded += 1
         ctypes.memmove(place, struct.pack("<4Q", address or 0, extents[0], extents[1], box[0]), 32)
         return 0

@@ -28,6 +28,7 @@ from generator.sweep import sweep
 from hgemm.launch import (
     COUNTER_BYTES,
     WORKSPACE_COUNTERS,
+    MapDescription,
     counter_bytes,
     grid_x,
     matrices,
@@ -348,11 +349,13 @@ def test_tensor_maps_are_encoded_as_python_encodes_them(probe: Path, cuda: dict[
     ]
 
 
+@pytest.mark.parametrize("rejects_overlap", [0, 1])
 def test_edge_maps_are_encoded_as_python_encodes_them(
-    probe: Path, paper_library: Library, cuda: dict[str, str], tmp_path: Path
+    probe: Path, paper_library: Library, cuda: dict[str, str], tmp_path: Path, rejects_overlap: int
 ) -> None:
     """Of operands that are contiguous along m and n, with and without a gap between rows."""
-    done = run(probe, "edges", FAKE_LAZY="1", FAKE_LOG=str(tmp_path / "log"), **cuda)
+    asked = {"FAKE_REJECT_OVERLAP": str(rejects_overlap)}
+    done = run(probe, "edges", FAKE_LAZY="1", FAKE_LOG=str(tmp_path / "log"), **asked, **cuda)
     assert done.returncode == 0, done.stdout + done.stderr
     log = (tmp_path / "log").read_text()
     (symbol, again) = re.findall(r"^launch (\w+)", log, re.MULTILINE)
@@ -362,7 +365,9 @@ def test_edge_maps_are_encoded_as_python_encodes_them(
     for lda in (200, 208):
         given = Problem(200, 1000, 512, lda=lda, ldb=lda + 800, ldd=1000)
         maps = [one for of in operand_maps(traits, matrices(given, traits)).values() for one in of if one]
-        expected += [(*(" ".join(map(str, of)) for of in (one.extents, one.strides, one.rule.box)),) for one in maps]
+        for one in maps:
+            told = MapDescription.of(one.rule, one.extents, one.strides, overlaps=not rejects_overlap)
+            expected += [(*(" ".join(map(str, of)) for of in (told.extents, told.strides, told.box)),)]
     assert re.findall(r"^map .* extents (.*?) strides (.*?) box (.*?) step", log, re.MULTILINE) == expected
 
 

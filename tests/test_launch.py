@@ -775,6 +775,20 @@ def test_rows_of_edge_maps_extend_to_whole_tiles_but_not_beyond_the_next_row(
         assert driver_of_maps.encoded == 0 and driver_of_maps.maps[-1] == maps
 
 
+@pytest.mark.parametrize(("m", "lda"), [(100, 104), (64, 64), (8, 8)])
+def test_drivers_that_reject_overlapping_rows_get_maps_without_them(
+    driver_of_maps: FakeDriver, m: int, lda: int
+) -> None:
+    driver_of_maps.rejects_overlap = True
+    record = record_of_maps(layout="nn")
+    a = record["launch"]["tensor_maps"][0]
+    a.update(box=[8, *a["box"][1:]], swizzle_bytes=0, edge=m > 8)
+    driver_of_maps.map_count = LaunchTraits.of(record).map_count
+    Kernel(record, b"cubin").launch(replace(PROBLEM, m=m, lda=lda, ldb=80))
+    whole = read(driver_of_maps.maps[-1], 0)[0]
+    assert m <= whole[1] <= lda and whole[6] == 8 and set(driver_of_maps.steps) == {1}
+
+
 @given(*(st.integers(1, 300) for _ in range(2)), st.integers(0, 40), st.integers(1, 8), st.sampled_from([16, 32]))
 def test_edge_maps_read_no_byte_behind_the_last_element(m: int, k: int, gap: int, tile_k: int, box: int) -> None:
     """Of all k-tiles but the last, which has a map that ends with the matrix."""

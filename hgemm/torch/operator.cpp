@@ -134,7 +134,7 @@ struct MapGeometry {
   bool used = false;
   int operand = 0;
   int type = 0, interleave = 0, swizzle = 0, promotion = 0, fill = 0;
-  uint64_t extents[rank] = {}, strides[rank - 1] = {};
+  uint64_t extents[rank] = {}, strides[rank - 1] = {}, element_bytes = 0;
   uint32_t box[rank] = {}, steps[rank] = {1, 1, 1};
 };
 
@@ -282,7 +282,9 @@ Launch read(py::dict const& given) {
     auto [type, extents, strides, box, step, modes] =
         geometry.cast<std::tuple<int, std::array<uint64_t, 3>, std::array<uint64_t, 2>, std::array<uint32_t, 3>, uint32_t,
                                  std::array<int, 4>>>();
+    constexpr int float16 = 6, bfloat16 = 9;  // of CUtensorMapDataType; the others have four bytes
     map.used = true, map.type = type, map.steps[1] = step;
+    map.element_bytes = type == float16 || type == bfloat16 ? 2 : 4;
     std::copy(extents.begin(), extents.end(), map.extents);
     std::copy(strides.begin(), strides.end(), map.strides);
     std::copy(box.begin(), box.end(), map.box);
@@ -369,6 +371,19 @@ bool overlap(int64_t one, uint64_t one_bytes, int64_t other, uint64_t other_byte
 }
 
 // Launches with the addresses of the operands, and of those that an expression has besides.
+// Encodes a map at an address. Returns the driver's status.
+int encode(void* map, MapGeometry of, void* address) {
+  auto const encoded = [&] {
+    return driver.encode(map, of.type, rank, address, of.extents, of.strides, of.box, of.steps, of.interleave, of.swizzle,
+                         of.promotion, of.fill);
+  };
+  if (!encoded()) return 0;
+  // NVIDIA documents no map whose rows overlap, so a driver may reject it. This one is right, too, but may be slower to load.
+  of.box[0] /= of.steps[1], of.extents[0] /= of.steps[1], of.steps[1] = 1;
+  if (of.extents[1] > 1) of.extents[0] = std::min(of.extents[0], of.strides[0] / of.element_bytes);
+  return encoded();
+}
+
 void launch_at(Launch const& launch, int64_t (&address)[OPERANDS], at::ArrayRef<int64_t> more, int64_t device, void* stream) {
   if (launch.workspace_bytes) address[WORKSPACE] = workspace_of(device, stream);
   alignas(16) char problem[max_problem_bytes];
@@ -389,9 +404,7 @@ void launch_at(Launch const& launch, int64_t (&address)[OPERANDS], at::ArrayRef<
   int status = 0;
   for (int i = 0; i < launch.maps && !status; ++i) {
     MapGeometry const& of = launch.map[i];
-    if (of.used)
-      status = driver.encode(map + i * map_bytes, of.type, rank, reinterpret_cast<void*>(address[of.operand]),
-                             of.extents, of.strides, of.box, of.steps, of.interleave, of.swizzle, of.promotion, of.fill);
+    if (of.used) status = encode(map + i * map_bytes, of, reinterpret_cast<void*>(address[of.operand]));
   }
   if (!status && launch.zero_counters)
     status = driver.zero(uint64_t(address[WORKSPACE]), 0, launch.counter_bytes, stream);

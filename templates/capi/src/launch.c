@@ -82,13 +82,19 @@ static hgemm_status encode(hgemm_driver const *cuda, hgemm_map_rule const *rule,
   int const promotion = strides[0] % 256 == 0 && strides[1] % 256 == 0 ? HGEMM_CU_MAP_L2_256B : HGEMM_CU_MAP_L2_128B;
   int const swizzle = rule->swizzle_bytes == 128 ? 3 : (int)(rule->swizzle_bytes / 32); /* CUtensorMapSwizzle */
   uint32_t box[3] = {rule->box[0], rule->box[1], rule->box[2]}, steps[3] = {1, 1, 1};
+  void *const pointer = (void *)(uintptr_t)x->pointer;
   int status;
   /* The TMA loads adjacent rows of 16 bytes faster as rows of 128 bytes. */
   if (loads && box[0] * bytes == VECTOR && x->contiguous * bytes == VECTOR && strides[0] == VECTOR && x->other % ROWS == 0) {
     extents[0] *= ROWS, box[0] *= ROWS, steps[1] = ROWS;
   }
-  status = cuda->encode_map(map, types[x->dtype], 3, (void *)(uintptr_t)x->pointer, extents, strides, box, steps, 0, swizzle,
-                            promotion, 0);
+  status = cuda->encode_map(map, types[x->dtype], 3, pointer, extents, strides, box, steps, 0, swizzle, promotion, 0);
+  if (status != 0) {
+    /* NVIDIA documents no map whose rows overlap, so a driver may reject it. This one is right, too, but may be slower to load. */
+    extents[0] = (uint64_t)(x->contiguous > x->leading && x->other > 1 ? x->leading : x->contiguous);
+    box[0] = rule->box[0], steps[1] = 1;
+    status = cuda->encode_map(map, types[x->dtype], 3, pointer, extents, strides, box, steps, 0, swizzle, promotion, 0);
+  }
   return status == 0 ? HGEMM_OK : hgemm_fail_driver(cuda, status, "encode a tensor map");
 }
 
