@@ -300,11 +300,8 @@ def _aux_array(traits: LaunchTraits, array: View, given: Input, sort: str, m: in
 def bias_kind_of(views: Mapping[str, View]) -> str:
     """Return the kind of a given bias. If both fit, or none does, it is a row: one value per column, as in a linear layer."""
     count = views["bias"].shape[-1:]
-    return (
-        "column"
-        if _is_column_matrix(views) or count == views["A"].shape[-2:-1] and count != views["B"].shape[-1:]
-        else "row"
-    )
+    fits_rows_only = count == views["A"].shape[-2:-1] and count != views["B"].shape[-1:]
+    return "column" if fits_rows_only or _is_column_matrix(views) else "row"
 
 
 def _is_column_matrix(views: Mapping[str, View]) -> bool:

@@ -430,7 +430,10 @@ def counter_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, options:
 
 MAP_BYTES = 128
 OPERANDS = ("a", "b", "d")
-"""The order of the maps in the kernel's second argument. Edge maps follow those of A and B. Unused maps are zeros."""
+"""The order of the operands in the kernel's maps, its second argument. With edge maps, A and B have three each: see operand_maps.
+
+Maps that the kernel does not use are zeros.
+"""
 CACHED_MAPS = 4096
 STRIDE_MULTIPLE_BYTES = 16
 MAX_MAP_EXTENT = 2**32

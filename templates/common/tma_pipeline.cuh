@@ -12,10 +12,10 @@ struct TensorMaps {
   TensorMap a, b, d;
 };
 
-// The maps of an MN-major operand for kernels with edge maps. A box that ends inside a row of its map takes longer to load. So rows of
-// `map` and `edge` extend beyond the matrix, up to whole tiles. What lies there is the next row, or a gap between rows. It becomes rows or
-// columns of D that nobody stores. Behind the last row there is no such memory. So `last` ends with the matrix, and loads the
-// last k-tile.
+// The maps of an MN-major operand for kernels with edge maps. A box that ends inside a row of its map takes longer to load. So
+// rows of `map` and `edge` extend beyond the matrix, up to whole tiles. What lies there is the next row, or a gap between rows. It
+// becomes rows or columns of D that nobody stores. Behind the last row there is no such memory. So `last` ends with the matrix, and
+// loads the last k-tile.
 struct OperandMaps {
   TensorMap map, edge, last;  // edge: for the last box of a tile, if it is narrower than the others
 };
