@@ -14,7 +14,8 @@ from generator.arch import ARCHS
 from generator.errors import RequestError
 from generator.families import FAMILIES, family_of, owner_of, supported_by
 from generator.families.base import CLAIMING_FIELDS, Change, Family, Plan, Rule
-from generator.spec import Request, Spec, parse_field
+from generator.families.common import text_of
+from generator.spec import Request, Spec, option_of, parse_field
 
 # ==== A request to a spec ====
 
@@ -122,6 +123,8 @@ def violations(plan: Plan, request: Request | None = None) -> tuple[Violation, .
     Fixes change fields of the `request` only, if the other fields can be planned again to suit. Without a request, any field.
     """
     found = broken_rules(plan)
+    if "family" in found and (unsupported := _unsupported(plan, request or {})):
+        return (unsupported,)
     fixes = ((rule.name, next(_fixes(plan, rule, found), {})) for rule in rules_of(plan) if rule.name in found)
     changes = dict(itertools.islice(fixes, 1))
     if not _fixes_all(plan, changes.get("family", {})):
@@ -132,6 +135,30 @@ def violations(plan: Plan, request: Request | None = None) -> tuple[Violation, .
     else:
         changes = {name: _as_asked(change, given, found.keys() - {name}) or change for name, change in changes.items()}
     return tuple(Violation(name, found[name], _advice(plan, change, given), change) for name, change in changes.items())
+
+
+def _unsupported(plan: Plan, request: Request) -> Violation | None:
+    """Return the violation of a request that is legal without the fields by which it asks for the plan's family.
+
+    None for a request that names the instruction or the copy, and for one that stays illegal.
+    """
+    family, arch = family_of(plan.spec), plan.spec.arch
+    asking = [name for name, asks in family.claims.items() if name in request and asks(request[name])]
+    if not asking or {"mma", "copy"} & request.keys():
+        return None
+    without = plan_of(resolve({name: request[name] for name in request if name not in asking}))
+    if broken_rules(without):
+        return None
+    values = " and ".join(f"{name} {text_of(request[name])}" for name in asking)
+    omit = f"Omit {' and '.join(option_of(name).flag for name in asking)}"
+    archs = (other for other in ARCHS if family.supports(ARCHS[other]))
+    served = [name for name in archs if not broken_rules(plan_of(resolve({**request, "arch": name})))]
+    return Violation(
+        rule="family",
+        message=f"{arch} does not support {family.name}, which is required by {values}",
+        fix=f"{omit}, or use --arch {served[0]}." if served else f"{omit}.",
+        change={name: text_of(getattr(without.spec, name)) for name in asking},
+    )
 
 
 def reported_rules(plan: Plan) -> tuple[str, ...]:

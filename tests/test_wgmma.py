@@ -491,6 +491,23 @@ def test_broken_rule_states_the_problem_and_the_fix(text: str, rule: str, messag
     assert all(value in found[rule].fix for value in found[rule].change.values())
 
 
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("arch=89 cluster=2x1", "Omit --cluster, or use --arch sm_90a."),
+        ("arch=80 cooperation=pingpong", "Omit --cooperation, or use --arch sm_90a."),
+        ("arch=120 swap_ab=on cluster=2x1", "Omit --cluster and --swap-ab, or use --arch sm_90a."),
+        ("arch=89 serial_parts=on", "Omit --serial-parts."),
+    ],
+)
+def test_an_option_of_wgmma_is_named_where_wgmma_is_missing(text: str, fix: str) -> None:
+    request = fields(text)
+    (violation,) = violations(candidate_of(text), request)
+    assert violation.fix == fix and all(f"{name} " in violation.message for name in request.keys() - {"arch"})
+    changed = {name: parse_field(name, value) for name, value in violation.change.items()}
+    assert not violations(plan_of(resolve({**request, **changed})))
+
+
 def test_every_rule_has_an_example() -> None:
     assert {rule.name for rule in RULES} == {row[1] for row in BROKEN} | {"alignment", "layout"}
 

@@ -323,6 +323,7 @@ def hints(asked: Sweep) -> Iterator[str]:
         if not field and better is not best and not better.objection(request):
             yield f"{kin} has {better.name} kernels for the same GPUs: use --arch {kin}"
         is_meant = field == "copy" and spec.copy == "ldg"  # --copy ldg names a family, as --mma does
-        if field not in ("", "mma") and family_of(spec) is not best and not is_meant:
+        is_rejected = "family" in candidate.rules
+        if field not in ("", "mma") and family_of(spec) is not best and not (is_meant or is_rejected):
             flag, name = option_of(field).flag, family_of(spec).name
             yield f"warning: {flag} selects {name} on {spec.arch}: omit it for {best.name}, or add --mma {spec.mma}"
