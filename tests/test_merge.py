@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -238,6 +239,22 @@ def test_unwritable_target_names_its_option(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LibraryError, match="cannot write .*file/b: .* choose another --to$"):
         merge([tmp_path / "a"], tmp_path / "file" / "b", lambda *messages: None)
+
+
+@pytest.mark.parametrize("refused", ["mkdir", "replace"])
+def test_a_full_disk_names_the_option_of_the_target(tmp_path: Path, monkeypatch, refused: str) -> None:
+    """`mkdir` writes kernels, `replace` sessions."""
+    measure(library(tmp_path / "a", "one").folder, "one", 1.5)
+    (tmp_path / "c").mkdir()
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, refused, refuse)
+        with pytest.raises(LibraryError, match="no space is left on the disk: free some or choose another --to"):
+            join(tmp_path / "a", to=tmp_path / "c")
+    assert join(tmp_path / "a", to=tmp_path / "c").measurements == 1
 
 
 def test_an_empty_library_is_noted_and_another_folder_rejected(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from generator.store.index import (
     replace_index,
 )
 from generator.store.planned import require_planned
-from hgemm.disk import is_writable
+from hgemm.disk import LIBRARY_OPTION, is_writable
 from hgemm.library import (
     MissingKernelError,
     StoredKernel,
@@ -83,13 +83,16 @@ def write_stored(library: Path, data: dict[str, Any], artefacts: Mapping[str, by
     return record, _write_all(library, [found])[record.symbol]
 
 
-def _write_all(library: Path, stored_kernels: Sequence[StoredKernel]) -> dict[str, str]:
-    """Write the folders of kernels whose records describe their artefacts. Return the stamps of the records by symbol."""
+def _write_all(library: Path, stored_kernels: Sequence[StoredKernel], option: str = LIBRARY_OPTION) -> dict[str, str]:
+    """Write the folders of kernels whose records describe their artefacts. Return the stamps of the records by symbol.
+
+    `option` is the option that named the library; errors repeat it.
+    """
     reject_export(library)
     for stored in stored_kernels:
         _refuse_collision(library / check_symbol(stored.symbol), stored.record)
     doing = library / stored_kernels[0].symbol if len(stored_kernels) == 1 else library
-    with disk_errors("write", doing):
+    with disk_errors("write", doing, option):
         library.mkdir(parents=True, exist_ok=True)
         folders = {}
         for stored in stored_kernels:
@@ -143,12 +146,13 @@ class Library:
         self._add_to_index([(written, stamp)])
         return self.folder / written.symbol
 
-    def publish_read(self, stored_kernels: Sequence[StoredKernel]) -> None:
+    def publish_read(self, stored_kernels: Sequence[StoredKernel], option: str) -> None:
         """Write kernels that were read, with their files, from other libraries. The disk is waited for once.
 
+        `option` is the option that named the library; errors repeat it.
         Raises: LibraryError if the disk fails.
         """
-        stamps = _write_all(self.folder, stored_kernels)
+        stamps = _write_all(self.folder, stored_kernels, option)
         self._add_to_index([(stored.record, stamps[stored.symbol]) for stored in stored_kernels])
 
     def remove(self, symbols: Iterable[str]) -> None:
@@ -373,11 +377,11 @@ class Joined:
     sessions: tuple[Session, ...]
     timings: int
 
-    def write(self, target: Path) -> None:
-        """Write each session as a whole file. Raises LibraryError if the disk fails."""
+    def write(self, target: Path, option: str) -> None:
+        """Write each session as a whole file. Raises LibraryError, which repeats the `option` that named the target."""
         for session in self.sessions:
             folder = target / FOLDER
-            with disk_errors("write", folder):
+            with disk_errors("write", folder, option):
                 folder.mkdir(parents=True, exist_ok=True)
                 temporary = folder / temporary_name()
                 try:

@@ -35,6 +35,8 @@ Tell = Callable[[str, str, float], None]
 _LOG = logging.getLogger(__name__)
 _MAX_SHOWN = 20
 _KEY_DIGITS = 16
+TARGET_OPTION = "--to"
+"""The option of `hgemm merge` that names the library to write, for errors."""
 _BATCH = 128
 """Kernels that a merge writes before it waits for the disk."""
 
@@ -76,9 +78,9 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell, executor: str = "")
             for symbol in sorted(scan(folder)):
                 found.setdefault(symbol, []).append(_check(folder, symbol, executor))
     _refuse_conflicts(found)
-    with disk_errors("write", target, "--to"):
+    with disk_errors("write", target, TARGET_OPTION):
         target.mkdir(parents=True, exist_ok=True)
-    require_writable(target, "--to")
+    require_writable(target, TARGET_OPTION)
     library, counts = Library(target), dict.fromkeys(("added", "replaced", "present"), 0)
     chosen = [(symbol, _best(candidates), candidates[0]) for symbol, candidates in sorted(found.items())]
     for first in range(0, len(chosen), _BATCH):
@@ -90,11 +92,11 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell, executor: str = "")
             if statuses[symbol] != "present":
                 batch.append(_loaded(best, symbol))
         if batch:
-            library.publish_read(batch)
+            library.publish_read(batch, TARGET_OPTION)
         for symbol, status in statuses.items():
             counts[status] += 1
             tell(symbol, status, (time.perf_counter() - start) / len(statuses))
-    measurements.write(target)
+    measurements.write(target, TARGET_OPTION)
     return Merged(target, **counts, measurements=measurements.timings)
 
 
