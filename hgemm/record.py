@@ -80,7 +80,7 @@ _INPUT = text(r"(?!/)(?!.*(?:^|/)\.\.(?:/|$)).{1,512}", "a relative path without
 _INSTRUCTION = text(r"[A-Z][A-Z0-9_.]{0,63}", "a SASS instruction")
 
 RENAMED_FIELDS = {"swapped": "swap_ab"}
-RENAMED_PROOF = {"mma_per_tile": "mma_per_k_tile"}
+RENAMED_PROOF = {"mma_per_tile": "mma_per_k_tile", "least_sectors_per_request": "ideal_sectors_per_request"}
 RENAMED_WORDS = {
     "copy": {"vector": "ldg_sts", "scalar": "ldg_sts_scalar", "shifted": "ldg_sts_unaligned"},
     "schedule": {"cluster_k": "split_k_cluster"},
@@ -251,7 +251,7 @@ PROVED = {
     "max_bound_ratio": number().about("Largest ratio of an error to its bound."),
     "emulate_seconds": number().about("Time of the run on the CPU.", "s"),
     "sectors_per_request": number().about("Sectors of 32 bytes per global access of a warp, on average."),
-    "least_sectors_per_request": number().about("Minimum number of sectors for the same bytes, on average."),
+    "ideal_sectors_per_request": number().about("The same if the bytes of each access were contiguous and aligned."),
     "read_conflicts_per_k_tile": number().about(
         "Bank conflicts of the fragment reads per k-tile, counted from addresses."
     ),

@@ -242,6 +242,9 @@ def test_kept_results_are_printed_without_a_gpu(tmp_path: Path, driver: BenchDri
     printed = call(tmp_path, "x", "--keep", kept).stdout
     made.clear()
     assert call(tmp_path, "--from", kept).stdout == printed == call(tmp_path, "x", "--from", kept).stdout
+    older = tmp_path / "older.json"
+    older.write_text(kept.read_text().replace("ideal_sectors_per_request", "least_sectors_per_request"))
+    assert call(tmp_path, "--from", older, "--json").stdout == call(tmp_path, "--from", kept, "--json").stdout
     assert not made
     error = call(tmp_path, "s1", "--from", kept).exception
     assert str(error) == "no ladder is named 's1': choose from x"

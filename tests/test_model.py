@@ -151,13 +151,13 @@ def test_busiest_sm_and_dram_bound_the_time() -> None:
     found = launch(spec, k_tile(spec, hundred), hundred, Size(1280, 1280, 640, batch=2), ctas_per_sm=1)
     assert (found.tiles, found.ctas, found.waves, found.k_tiles_per_cta) == (200, 400, 4, 10)
     assert found.tail_efficiency == 1 and found.sm_cycles == pytest.approx(4 * 10 * 512)
-    assert found.least_us == pytest.approx(found.sm_cycles / 1000)
+    assert found.lower_bound_us == pytest.approx(found.sm_cycles / 1000)
     paired = {**spec, "schedule": "one_tile", "cluster": "2x1"}
     odd = launch(paired, k_tile(paired, hundred), hundred, Size(128, 128, 640), ctas_per_sm=1)
     assert odd.tiles == 2  # a cluster is whole
     few = figured(**{"dram_gbytes_per_s": 100.0})
     moved = launch(spec, k_tile(spec, few), few, Size(1000, 2000, 3000), ctas_per_sm=1)
-    assert moved.least_us == pytest.approx(2 * (3000 * 3000 + 1000 * 2000) / 100e9 * 1e6)
+    assert moved.lower_bound_us == pytest.approx(2 * (3000 * 3000 + 1000 * 2000) / 100e9 * 1e6)
 
 
 def test_multicast_reduces_l2_traffic_only() -> None:
@@ -581,5 +581,5 @@ def test_explain_prints_the_predicted_time_with_its_terms(capsys: pytest.Capture
     assert main(hgemm_command, ["explain", "--arch", "89", "--tile", "128x128x32", "--m", "4096", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     problem = found["model"]["problem"]
-    assert problem["predicted_us"] > problem["least_us"] and problem["clock_mhz"] == usual_card(89)["sm_mhz"]
+    assert problem["predicted_us"] > problem["lower_bound_us"] and problem["clock_mhz"] == usual_card(89)["sm_mhz"]
     assert "is unknown" in problem["fitted"]

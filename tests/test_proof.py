@@ -134,7 +134,7 @@ def test_proofs_are_stored_in_records(library: Library, host_toolchain: HostTool
     assert proof["coverage"]["rounds_per_tile"] == proof["coverage"]["rounds_per_cta"] == 2.5
     assert proof["coverage"]["offsets_beyond_2_31"] == ["A", "B", "C", "D"] and proof["coverage"]["launches"] > 17
     assert "\ncoverage\n" in invoke(show_command, record.symbol, "--library", library.folder).stdout
-    assert 0 < proof["least_sectors_per_request"] <= proof["sectors_per_request"]
+    assert 0 < proof["ideal_sectors_per_request"] <= proof["sectors_per_request"]
     (suite,) = ElementTree.parse(report).getroot()
     assert suite.get("tests") == "21" and suite.get("failures") == "0"
     written = (library.folder / record.symbol / "record.json").stat().st_mtime_ns

@@ -192,7 +192,7 @@ def _ladder(text: str, symbol: str) -> dict[str, Any]:
     published = {"tflops": 100.0, "over_before": None, "of_cublas": None}
     step = {**{name: text for name in ("name", "what", "note")}, "symbol": symbol}
     numbers = ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm", "bank_conflicts")
-    sectors = dict.fromkeys(("sectors_per_request", "least_sectors_per_request", "predicted_tflops", "bound"))
+    sectors = dict.fromkeys(("sectors_per_request", "ideal_sectors_per_request", "predicted_tflops", "bound"))
     steps = [{**step, **dict.fromkeys(numbers, 1), **sectors, "fell": False, "published": published}]
     about = {name: text for name in ("system", "title", "source", "machine", "note")}
     work = Work(64, 64, 64).plain()

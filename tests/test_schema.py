@@ -66,7 +66,9 @@ def test_written_records_match_the_schema(small_library: Library, paper_library:
 
 
 def test_old_records_match_the_schema_and_are_translated() -> None:
-    old = make_record("one", copy="shifted", schedule="cluster_k:2", proof={"mma_per_tile": 64})[0]
+    old = make_record(
+        "one", copy="shifted", schedule="cluster_k:2", proof={"mma_per_tile": 64, "least_sectors_per_request": 2}
+    )[0]
     old["spec"]["swapped"] = True
     old["launch"]["cluster"] = [2, 1, 1]
     VALIDATOR.validate(old)
@@ -74,7 +76,7 @@ def test_old_records_match_the_schema_and_are_translated() -> None:
     VALIDATOR.validate(new)
     spec = new["spec"]
     assert (spec["copy"], spec["schedule"], spec["swap_ab"]) == ("ldg_sts_unaligned", "split_k_cluster:2", True)
-    assert new["proof"] == {"mma_per_k_tile": 64}
+    assert new["proof"] == {"mma_per_k_tile": 64, "ideal_sectors_per_request": 2}
     with pytest.raises(LibraryError, match="proof.mma_per_tile must be a whole number"):
         validate({**old, "proof": {"mma_per_tile": "64"}})
 

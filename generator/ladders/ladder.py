@@ -104,7 +104,7 @@ class CompiledBaseline:
 
 
 _RESOURCES = ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm")
-_PROVED = ("sectors_per_request", "least_sectors_per_request")
+_PROVED = ("sectors_per_request", "ideal_sectors_per_request")
 _UNPREDICTED = {"predicted_tflops": None, "bound": None}
 
 
@@ -249,7 +249,7 @@ def _predicted(record: Record, work: Work, card: Card | None) -> dict[str, Any]:
         found = report(record.data["spec"], record.data["resources"], card, size)["problem"]
     except RequestError:
         return _UNPREDICTED
-    return {"predicted_tflops": work.flops / found["least_us"] * 1e-6, "bound": found["bound"]}
+    return {"predicted_tflops": work.flops / found["lower_bound_us"] * 1e-6, "bound": found["bound"]}
 
 
 def published_of(published_ladder: PublishedLadder, shape: str) -> list[dict[str, float | None]]:

@@ -15,7 +15,7 @@ from hgemm.bench.work import WORK, Work
 from hgemm.checks import TEXT, Mismatch, boolean, either, fields, list_of, map_of, null, number, plain
 from hgemm.disk import read_text
 from hgemm.junit import JunitSuite, JunitTest
-from hgemm.record import Scalar
+from hgemm.record import RENAMED_PROOF, Scalar
 
 SCHEMA = 1
 KIND = "ladders"
@@ -28,11 +28,16 @@ _STEP = fields(
     {
         **dict.fromkeys(("name", "what", "symbol"), TEXT),
         **dict.fromkeys(("registers", "spill_bytes", "smem_bytes"), number()),
-        **dict.fromkeys(("ctas_per_sm", "bank_conflicts", "sectors_per_request", "least_sectors_per_request"), _NUMBER),
+        **dict.fromkeys(("ctas_per_sm", "bank_conflicts", "sectors_per_request"), _NUMBER),
         "published": fields(dict.fromkeys(("tflops", "over_before", "of_cublas"), _NUMBER)),
     },
     others=plain,
-    optional={"predicted_tflops": _NUMBER, "bound": _TEXT, "note": TEXT, "fell": boolean},
+    optional={
+        **dict.fromkeys(("predicted_tflops", "ideal_sectors_per_request", *RENAMED_PROOF), _NUMBER),
+        "bound": _TEXT,
+        "note": TEXT,
+        "fell": boolean,
+    },
 )
 _LADDER = fields(
     {
@@ -55,7 +60,7 @@ _DOCUMENT = fields(
     others=plain,
     optional=dict.fromkeys(("device", "date", "arch", "baseline", "lost"), _TEXT),
 )
-_STEP_DEFAULTS = {"predicted_tflops": None, "bound": None, "note": "", "fell": False}
+_STEP_DEFAULTS = {"ideal_sectors_per_request": None, "predicted_tflops": None, "bound": None, "note": "", "fell": False}
 _LADDER_DEFAULTS = {"baseline": None, "card": None, "code": None}
 _DOCUMENT_DEFAULTS = {"baseline": "", "device": "", "date": "", "arch": None}
 """Fields that documents of older versions lack."""
@@ -82,7 +87,8 @@ def read(path: Path, names: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _whole(ladder: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_LADDER_DEFAULTS, **ladder, "steps": [{**_STEP_DEFAULTS, **step} for step in ladder["steps"]]}
+    steps = [{RENAMED_PROOF.get(name, name): value for name, value in step.items()} for step in ladder["steps"]]
+    return {**_LADDER_DEFAULTS, **ladder, "steps": [{**_STEP_DEFAULTS, **step} for step in steps]}
 
 
 def names_matching(known: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -99,7 +105,7 @@ Found = Mapping[str, Any]
 Row = dict[str, Scalar | None]
 _LEGEND = (
     (("conflicts",), "extra passes of shared memory for each k-tile"),
-    (("sectors", "least_sectors"), "32-byte sectors moved for each warp access, and the minimum"),
+    (("sectors", "ideal_sectors"), "32-byte sectors moved for each warp access, and the minimum"),
     (("x_before", "published_x"), "speedup over the step before"),
     (("pct_cublas", "published_pct"), "percent of cuBLAS"),
 )
@@ -109,7 +115,7 @@ SLOWER_BELOW = 0.97
 
 _PUBLISHED_COLUMNS = "published published_x published_pct what"
 _STATIC_COLUMNS = (
-    f"step registers smem_bytes ctas_per_sm conflicts sectors least_sectors predicted bound {_PUBLISHED_COLUMNS}"
+    f"step registers smem_bytes ctas_per_sm conflicts sectors ideal_sectors predicted bound {_PUBLISHED_COLUMNS}"
 )
 _MEASURED_COLUMNS = f"step tflops us x_before pct_cublas predicted {_PUBLISHED_COLUMNS}"
 
@@ -132,7 +138,7 @@ def _row(ladder: Found, at: int) -> Row:
         **{name: step[name] for name in ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm")},
         "conflicts": step["bank_conflicts"],
         "sectors": step["sectors_per_request"],
-        "least_sectors": step["least_sectors_per_request"],
+        "ideal_sectors": step["ideal_sectors_per_request"],
         "predicted": step["predicted_tflops"],
         "bound": step["bound"],
         "tflops": measured.get("tflops"),

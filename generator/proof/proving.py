@@ -142,7 +142,7 @@ class Costs:
     copy_conflicts_per_k_tile: float
     epilogue_conflicts: float
     sectors_per_request: float
-    least_sectors_per_request: float
+    ideal_sectors_per_request: float
 
 
 def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[dict[str, Any]]]:
@@ -165,7 +165,7 @@ def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[
         copy_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if not _reads(step)) / ctas,
         epilogue_conflicts=sum(map(_conflicts, beside)) / ctas,
         sectors_per_request=sum(site.sectors for site in touching) / requests,
-        least_sectors_per_request=sum(site.ideal_sectors for site in touching) / requests,
+        ideal_sectors_per_request=sum(site.ideal_sectors for site in touching) / requests,
     )
     return costs, [asdict(site) for site in longer.sites]
 

@@ -127,7 +127,7 @@ def _glob(pattern: str) -> str:
 # ---- The SQLite database --------------------------------------------------------------------------------------------
 
 INDEX_NAME = "index.db"
-VERSION = 1000 * SCHEMA + 6
+VERSION = 1000 * SCHEMA + 7
 BUSY_TIMEOUT_S = 15.0
 BATCH_ROWS = 100
 MAX_BYTES = 512 * 2**20

@@ -310,9 +310,7 @@ class LaunchEstimate:
         `tail_efficiency`: used part of the CTA slots of all waves.
         `sm_cycles`: cycles of the SM with the most k-tiles.
         `dram_cycles`: cycles of reading A and B and writing D once.
-        `least_us`: the longer of both at the boost clock. It is a lower bound, without launch, first loads, epilogue
-        and
-            power limit.
+        `lower_bound_us`: the longer of both at the boost clock, without launch, first loads, epilogue and power limit.
     """
 
     tiles: int
@@ -323,7 +321,7 @@ class LaunchEstimate:
     sm_cycles: float
     dram_cycles: float
     bound: str
-    least_us: float
+    lower_bound_us: float
 
 
 def launch(spec: Mapping[str, Any], part: KTile, card: Card, size: Size, ctas_per_sm: int) -> LaunchEstimate:
@@ -348,7 +346,7 @@ def launch(spec: Mapping[str, Any], part: KTile, card: Card, size: Size, ctas_pe
         sm_cycles=sm_cycles,
         dram_cycles=dram_cycles,
         bound=DRAM if dram_cycles > sm_cycles else part.bound,
-        least_us=max(sm_cycles, dram_cycles) / card["sm_mhz"],
+        lower_bound_us=max(sm_cycles, dram_cycles) / card["sm_mhz"],
     )
 
 

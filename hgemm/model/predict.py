@@ -482,7 +482,7 @@ def _numbers(found: LaunchEstimate) -> dict[str, Any]:
         "tail_efficiency": round(found.tail_efficiency, 4),
         "sm_cycles": int(found.sm_cycles),
         "dram_cycles": int(found.dram_cycles),
-        "least_us": round(found.least_us, 2),
+        "lower_bound_us": round(found.lower_bound_us, 2),
     }
 
 
