@@ -74,7 +74,7 @@ from hgemm.model.calibrated import (
     wave_class,
 )
 from hgemm.model.predict import fits
-from hgemm.model.trees import FEATURES, LEAF, MAX_CHANGE, Tree
+from hgemm.model.trees import FEATURES, LEAF, Tree, refinements
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.problem import LAYOUTS, Kind
 from hgemm.selection_query import SelectionQuery, Target
@@ -417,18 +417,6 @@ def with_best_options(launches: Launches, estimates: np.ndarray) -> np.ndarray:
     return ordered[np.concatenate([[True], (np.diff(pairs) != 0).any(axis=0)])]
 
 
-def refinements(trees: Sequence[Tree], found: np.ndarray) -> np.ndarray:
-    """Return the factors of estimates, as hgemm.model.trees.refinement. Shapes: found (launch, feature); (launch,)."""
-    total, every = np.zeros(len(found)), np.arange(len(found))
-    for tree in trees:
-        nodes, at = np.array(tree), np.zeros(len(found), int)
-        while ((feature := nodes[at, 0]) != LEAF).any():
-            step = np.where(found[every, feature] <= nodes[at, 1], 1, nodes[at, 2])
-            at = at + np.where(feature == LEAF, 0, step)
-        total += nodes[at, 1]
-    return 1 + np.clip(total, -MAX_CHANGE, MAX_CHANGE) / TREE_ONE
-
-
 def wave_places(launches: Launches, rows: Sequence[Row]) -> np.ndarray:
     """Return the place of each launch's factor in the factors of waves: those of a class after those of the one before it."""
     classes = [wave_class(row.tensor_maps, row.cluster_ctas, row.decides_splits, row.splits) for row in rows]
@@ -684,7 +672,7 @@ def losses(
     if factors is not None:
         chosen = with_best_options(launches, estimates)
         launches, estimates = launches[chosen], estimates[chosen]
-        factor = refinements(trees, features(launches, rows, factors, estimates))
+        factor = refinements(trees, features(launches, rows, factors, estimates)) / TREE_ONE
         estimates = np.where(launches.batch == 1, estimates * factor, estimates)
     estimates = np.where(True if kept is None else kept[launches.row], estimates, np.inf)
     ordered = np.lexsort((estimates, launches.at))

@@ -587,10 +587,19 @@ def features_of(row: Row, query: SelectionQuery, target: Target, clocks: int) ->
     )
 
 
+def has_trees(row: Row, query: SelectionQuery, clocks: int) -> bool:
+    """Return whether the calibration's trees refine an estimate. They do so for single products of calibrated kernels."""
+    return (
+        row.calibration > 0
+        and query.batch == 1
+        and 0 < clocks
+        and max(query.m, query.n, query.k, clocks) <= BOUND_LIMIT
+    )
+
+
 def refined_clocks(row: Row, query: SelectionQuery, target: Target, clocks: int) -> int:
-    """Return an estimate that the calibration's trees have refined. They do so for single products of calibrated kernels."""
-    largest = max(query.m, query.n, query.k, clocks)
-    if not row.calibration or query.batch > 1 or not clocks or largest > BOUND_LIMIT:
+    """Return an estimate that the calibration's trees have refined."""
+    if not has_trees(row, query, clocks):
         return clocks
     return clocks * refinement(calibration().trees, features_of(row, query, target, clocks)) // TREE_ONE
 

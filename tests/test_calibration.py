@@ -30,7 +30,7 @@ from hgemm.dispatch_table import (
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import ONE, PATH, TERMS, calibration, group_of, identity, parse_calibration, span_of
 from hgemm.model.predict import fits
-from hgemm.model.trees import FEATURES, LEAF, MAX_CHANGE, Tree, numbers_of, parse_tree, refinement
+from hgemm.model.trees import FEATURES, LEAF, MAX_CHANGE, Tree, numbers_of, parse_tree, refinement, refinements
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.problem import LAYOUTS, Kind
 from hgemm.selection import SHIPPED, Selector
@@ -386,9 +386,9 @@ def test_boosted_trees_learn_interactions() -> None:
     )
     trees = [parse_tree(numbers_of(tree)) for tree in boosted(examples)]
     assert max(map(depth_of, trees)) <= DEPTH
-    assert np.abs(fitting.refinements(trees, features) - 1 - errors).mean() < 0.01
-    one_by_one = [refinement(trees, some) / TREE_ONE for some in features[:20].tolist()]
-    assert np.allclose(one_by_one, fitting.refinements(trees, features[:20]))
+    factors = refinements(trees, features)
+    assert np.abs(factors / TREE_ONE - 1 - errors).mean() < 0.01
+    assert factors[:20].tolist() == [refinement(trees, some) for some in features[:20].tolist()]
 
 
 def test_boosted_trees_learn_which_launch_of_a_problem_is_the_fastest() -> None:
@@ -396,7 +396,7 @@ def test_boosted_trees_learn_which_launch_of_a_problem_is_the_fastest() -> None:
     features, problems = rng.integers(0, 100, (4000, len(FEATURES))), np.repeat(np.arange(1000), 4)
     times, ones = np.where(features[:, 2] > 90, 1.0, 1.04), np.ones(4000)
     examples = Examples(features, np.zeros(4000), ones, problems, counts=ones, times=times, estimates=ones)
-    refined = fitting.refinements(boosted(examples), features)
+    refined = refinements(boosted(examples), features)
     assert refined[times == 1].max() < refined[times > 1].min()  # although all estimates count as right
 
 

@@ -26,10 +26,11 @@ from generator.pack.models import Layer, Model, distinct
 from generator.spec import Spec, symbol_of
 from generator.store.library import Library
 from generator.tuning import planned_record, plans_of
-from hgemm.dispatch_table import Row, estimate_clocks, kind_of, launch_clocks, refined_clocks, row_of
+from hgemm.dispatch_table import Row, estimate_clocks, features_of, has_trees, kind_of, launch_clocks, row_of
 from hgemm.dtypes import type_word
 from hgemm.launch_traits import LaunchTraits
-from hgemm.model.trees import MAX_CHANGE
+from hgemm.model.calibrated import calibration
+from hgemm.model.trees import MAX_CHANGE, refinements
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import extents_between
 from hgemm.packed import ROWS, PackedLayer, add_pack
@@ -230,9 +231,15 @@ class PackChooser:
     def _refined(self, times: np.ndarray) -> np.ndarray:
         """Return times that the calibration's trees have refined where a candidate may be the best. Shapes: as `clocks`."""
         near = times <= NEAR * times.min(axis=1, keepdims=True)
+        features = {}
         for at, place in zip(*np.nonzero(near & np.isfinite(times))):
-            row, query = self.candidates[place].row, self.problems[at].query
-            times[at, place] = refined_clocks(row, query, self.target, int(times[at, place]))
+            row, query, clocks = self.candidates[place].row, self.problems[at].query, int(times[at, place])
+            if has_trees(row, query, clocks):
+                features[at, place] = features_of(row, query, self.target, clocks)
+        if features:
+            factors = refinements(calibration().trees, np.array([*features.values()]))
+            at, place = np.array([*features]).T
+            times[at, place] = times[at, place] * factors // TREE_ONE
         return times
 
     def _of_one_order(self, times: np.ndarray) -> np.ndarray:

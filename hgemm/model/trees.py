@@ -8,8 +8,12 @@ extents and on the kernel. The sum of their values changes an estimate by a part
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from hgemm.checks import Mismatch
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FEATURES = (
     *("m", "n", "k", "layout", "straddling", "m_alignment", "n_alignment", "k_alignment"),
@@ -43,6 +47,24 @@ def refinement(trees: Sequence[Tree], features: Sequence[int]) -> int:
             feature, bound, right = tree[at]
         total += bound
     return ONE + min(max(total, -MAX_CHANGE), MAX_CHANGE)
+
+
+def refinements(trees: Sequence[Tree], features: np.ndarray) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the factors of many estimates, as `refinement`. Shapes: features (estimate, feature); factors (estimate,)."""
+    import numpy as np
+
+    columns, total = np.ascontiguousarray(features.T), np.zeros(len(features), np.int64)
+    for tree in trees:
+        parts = [(0, np.arange(len(features)))]  # nodes, and the estimates that reach them
+        while parts:
+            at, part = parts.pop()
+            feature, bound, right = tree[at]
+            if feature == LEAF:
+                total[part] += bound
+            elif len(part):
+                on_left = columns[feature][part] <= bound
+                parts += [(at + 1, part[on_left]), (at + right, part[~on_left])]
+    return ONE + np.clip(total, -MAX_CHANGE, MAX_CHANGE)
 
 
 def parse_tree(numbers: Sequence[int]) -> Tree:
