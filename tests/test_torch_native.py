@@ -289,6 +289,19 @@ def test_native_launches_equal_python_launches(launching: NativeDriver, library:
     assert not launching.contexts, "each context that was entered was left"
 
 
+def test_maps_are_encoded_once_for_each_address(launching: NativeDriver) -> None:
+    a, b, other = whole(128, 200).t(), whole(128, 304), whole(128, 304)
+    with torch.no_grad():
+        results, encoded = [hgemm_torch.matmul(a, b)], [launching.fake.encoded]
+        for second in (b, other):
+            results.append(hgemm_torch.matmul(a, second))
+            encoded.append(launching.fake.encoded)
+    first, same, changed = launching.maps[-3:]
+    assert first[:6] == same[:6] and encoded[1] - encoded[0] == 1, "D has another address"
+    assert first[:3] == changed[:3] and first[3:6] != changed[3:6]
+    assert encoded[2] - encoded[1] == 1 + sum(any(one) for one in changed[3:6])
+
+
 def test_a_captured_launch_begins_early_only_after_a_kernel_of_ours(launching: NativeDriver) -> None:
     x, weight = whole(256, 128), whole(512, 128)
 
