@@ -46,6 +46,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a scheduler with two workers, in processes of their own, each with a nanny that starts it again."""
     config = {
         "distributed.scheduler.allowed-failures": 1,
+        # LocalCluster stops a nanny whose worker is away 15 s after its death: starting again, after a second death.
+        "distributed.deploy.lost-worker-timeout": "1 hour",
         "temporary-directory": str(tmp_path_factory.mktemp("dask")),
     }
     with (
@@ -100,8 +102,8 @@ def die_over(items: Sequence[int]) -> list[int]:
 
 def test_kernel_that_kills_every_worker_is_named_and_skipped(address: str) -> None:
     with Client(address, set_as_default=False) as client:
-        width, death = lambda: WORKERS, cluster_module._cause_of_death
-        pool = Pool(client.get_executor(pure=False), width, lambda: None, death)
+        check, death = cluster_module._Watch(client, patience_s=60).check, cluster_module._cause_of_death
+        pool = Pool(client.get_executor(pure=False), lambda: WORKERS, check, death)
         results = list(run(die_over, list(range(8)), pool))
     assert sorted(place for place, _ in results) == list(range(8))
     (cause,) = (result.cause for place, result in results if isinstance(result, LostItem) and place == 3)
