@@ -30,7 +30,7 @@ test: $(INSTALLED)  ## Run the tests, except the slow ones
 test-slow: $(INSTALLED)  ## Run the slow tests: many kernels, all of CuTe, killed processes, clusters, the site
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m slow
 
-test-all: $(INSTALLED)  ## Run all tests, as CI does
+test-all: $(INSTALLED)  ## Run all tests; CI runs a sample of some (CONTRIBUTING.md)
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal $(PYTEST_OPTIONS)
 
 test-oldest:  ## Run the tests with the oldest versions of all dependencies, in a venv of their own

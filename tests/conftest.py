@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import io
 import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -50,8 +51,42 @@ SLOW_FILES = frozenset(
 """Files with tests that take 3 s or more. They start first, so that no process works alone at the end."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sample", metavar="SEED", default="", help="run only a part of the tests marked `sampled`")
+    parser.addoption("--since", metavar="COMMIT", default="", help="with --sample, also run those that COMMIT lacks")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    seed, since = config.getoption("sample"), config.getoption("since")
+    return f"tests marked `sampled`: those of --sample {seed} --since {since}" if seed else ""
+
+
+@functools.cache
+def changed_paths(since: str) -> tuple[str, ...]:
+    """Return the files of the checkout that differ from a commit. Without git or the commit, return none."""
+    command = ["git", "diff", "--name-only", since, "--"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT) if since else None
+    return tuple(done.stdout.splitlines()) if done and done.returncode == 0 else ()
+
+
+def left_out(items: Iterable[pytest.Item], seed: str, changed: Collection[str]) -> set[pytest.Item]:
+    """Return the items that a sample leaves out. It has one of n of a test's cases, and all if the test's file changed."""
+    tests: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark and item.path.relative_to(ROOT).as_posix() not in changed:
+            tests.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
+    for cases in tests.values():
+        cases.sort(key=lambda item: hashlib.sha256(f"{seed} {item.nodeid}".encode()).digest())
+    return {item for (_, n), cases in tests.items() for item in cases[-(-len(cases) // n) :]}
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if seed := config.getoption("sample"):
+        missing = left_out(items, seed, changed_paths(config.getoption("since")))
+        config.hook.pytest_deselected(items=[*missing])
+        items[:] = [item for item in items if item not in missing]
     items.sort(key=lambda item: item.path.stem not in SLOW_FILES)
     reason = _no_gpu()
     for item in items:

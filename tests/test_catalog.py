@@ -119,6 +119,7 @@ def test_blas_group_has_the_kernels_that_cublas_programs_need() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("group", group_names())
 def test_the_first_tile_of_each_group_passes_inspection(group: str, settings: Settings) -> None:
     texts = load_catalog([group])[0]

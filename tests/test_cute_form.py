@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import re
 from dataclasses import replace
-from typing import Any
 
 import pycute
 import pytest
@@ -189,37 +188,6 @@ extern "C" __global__ void alone(float* d, unsigned const* a) {{
     assert b"mma.sync.aligned.m16n8k8" in compiled.ptx, "kernels of sm_80 do not use this instruction"
 
 
-# ---- Made and run (most of a minute; instantiating CuTe takes 10 s or more per kernel, whatever its tile) ---------------
-
-
-def built_and_proved(plan: Plan, instruction: str, host_toolchain: HostToolchain) -> dict[str, Any]:
-    """Build a kernel as planned, prove its PTX, and return the proof."""
-    prepared = prepare(plan, TEMPLATES)
-    (built,) = build([prepared], BuildOptions(TEMPLATES))
-    assert (built.status, built.error) == ("built", "")
-    assert built.record["sass"][instruction] == plan.mma_per_k_tile
-    assert built.record["resources"]["spill_bytes"] == 0
-    sections, ptx = planned_sections(prepared.kernel), built.files["kernel.ptx"].decode()
-    proved = prove(Subject(built.symbol, ptx, sections, plan.mma_per_k_tile), host_toolchain)
-    assert [check.reason for check in proved.checks if not check.passed] == []
-    assert proved.proof["races"] == 0 and proved.proof["order_elements"] > 0
-    return proved.proof
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "texts",
-    [
-        {"layout": "nn", "stages": "3", "align_b": "4", "smem": "pad:8", "bias": "row", "activation": "relu"},
-        {"arch": "sm_75", "layout": "nt", "align_a": "2", "align_b": "1", "schedule": "persistent", "bias": "column"},
-    ],
-    ids=str,
-)
-def test_cute_kernels_are_built_as_planned_and_proved_on_the_cpu(texts: dict, host_toolchain: HostToolchain) -> None:
-    proof = built_and_proved(plan_in_cute(tile="32x32x32", **texts), "HMMA", host_toolchain)
-    assert proof["read_conflicts_per_k_tile"] == 0
-
-
 # ==== On wgmma ========================================================================================================
 
 SPECS_ON_WGMMA = [
@@ -308,9 +276,33 @@ def test_shapes_in_separate_cute_headers_are_found() -> None:
     assert {"mma_sm90_gmma_ext.hpp", "mma_traits_sm90_gmma_ext.hpp"} <= names
 
 
-# ---- Made and run (half a minute here, most of it CuTe's) --------------------------------------------------------------
+# ==== Made and run (20 s each, most of it CuTe's) ======================================================================
+
+IN_MMA_SYNC = {"tile": "32x32x32", "layout": "nn", "stages": "3", "align_b": "4", "smem": "pad:8", "bias": "row"}
+ON_TURING = {"arch": "sm_75", "tile": "32x32x32", "layout": "nt", "align_a": "2", "align_b": "1", "bias": "column"}
 
 
 @pytest.mark.slow
-def test_cute_kernels_on_wgmma_are_built_as_planned_and_proved_on_the_cpu(host_toolchain: HostToolchain) -> None:
-    assert built_and_proved(plan_on_wgmma(**AUDIT_CUTE), "HGMMA", host_toolchain)["epilogue_conflicts"] == 0
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("texts", "instruction", "conflicts"),
+    [
+        ({**IN_MMA_SYNC, "activation": "relu"}, "HMMA", "read_conflicts_per_k_tile"),
+        ({**ON_TURING, "schedule": "persistent"}, "HMMA", "read_conflicts_per_k_tile"),
+        (AUDIT_CUTE, "HGMMA", "epilogue_conflicts"),
+    ],
+)
+def test_cute_kernels_are_built_as_planned_and_proved_on_the_cpu(
+    texts: dict[str, str], instruction: str, conflicts: str, host_toolchain: HostToolchain
+) -> None:
+    plan = plan_in_cute(**texts)
+    prepared = prepare(plan, TEMPLATES)
+    (built,) = build([prepared], BuildOptions(TEMPLATES))
+    assert (built.status, built.error) == ("built", "")
+    assert built.record["sass"][instruction] == plan.mma_per_k_tile
+    assert built.record["resources"]["spill_bytes"] == 0
+    sections, ptx = planned_sections(prepared.kernel), built.files["kernel.ptx"].decode()
+    proved = prove(Subject(built.symbol, ptx, sections, plan.mma_per_k_tile), host_toolchain)
+    assert [check.reason for check in proved.checks if not check.passed] == []
+    assert proved.proof["races"] == 0 and proved.proof["order_elements"] > 0
+    assert proved.proof[conflicts] == 0

@@ -1,7 +1,7 @@
 """Rules against the compiler: an accepted spec becomes a valid kernel, and a rejected one does not work.
 
 Everything is compiled and inspected, nothing is launched. The larger sample behind the estimate of registers is
-benchmarks/data/confusion.json; this one is small enough to be drawn anew in every run of the tests.
+benchmarks/data/confusion.json; these are few enough to be compiled by the tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from generator.planner import plan_of, resolve, violations
 from generator.spec import parse_field, symbol_of
 
 SEED = 20
-REJECTED = 20
+REJECTED, PART = 20, 10
 MAX_WRONGLY_REJECTED = 0.5
 MAX_WRONGLY_ACCEPTED = 0.015
 """The build rejects these kernels, and names a spec that fits."""
@@ -107,12 +107,6 @@ def drawn(rejected: bool, count: int, **fields: str) -> list[Plan]:
     return found
 
 
-def plan_of_corner(text: str) -> Plan:
-    corner = plan(text)
-    assert not violations(corner), text
-    return corner
-
-
 def faults(found: Inspection | str) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else found.violations
 
@@ -121,27 +115,38 @@ def test_corner_cases_cover_every_architecture() -> None:
     assert {plan(text).spec.arch for text in CORNERS} == {*ARCHS}
 
 
-ACCEPTED = {
-    "drawn": lambda: [*drawn(False, 10), *drawn(False, 4, mma="wmma16")],
-    "corners": lambda: [plan_of_corner(text) for text in CORNERS],
-}
+def assert_compiles_as_planned(plan: Plan) -> None:
+    (made,) = build([plan])
+    assert faults(made) == (), symbol_of(plan.spec)
+    assert made.resources.ctas_per_sm >= plan.spec.ctas_per_sm
+    assert made.resources.registers <= plan.max_registers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sample", ACCEPTED)
-def test_accepted_specs_compile_as_planned(sample: str) -> None:
-    plans = ACCEPTED[sample]()
-    for plan, made in zip(plans, build(plans)):
-        assert faults(made) == (), symbol_of(plan.spec)
-        assert made.resources.ctas_per_sm >= plan.spec.ctas_per_sm
-        assert made.resources.registers <= plan.max_registers
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("text", CORNERS)
+def test_corner_cases_compile_as_planned(text: str) -> None:
+    corner = plan(text)
+    assert not violations(corner)
+    assert_compiles_as_planned(corner)
 
 
 @pytest.mark.slow
-def test_specs_rejected_for_registers_spill() -> None:
-    """At least half of it does: the estimate keeps a margin."""
-    spill = ["registers spill" in "; ".join(faults(made)) for made in build(drawn(True, REJECTED))]
-    assert sum(spill) >= (1 - MAX_WRONGLY_REJECTED) * REJECTED
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("at", "fields"), [*((at, {}) for at in range(10)), *((at, {"mma": "wmma16"}) for at in range(4))]
+)
+def test_drawn_specs_compile_as_planned(at: int, fields: dict[str, str]) -> None:
+    assert_compiles_as_planned(drawn(False, at + 1, **fields)[at])
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("first", range(0, REJECTED, PART))
+def test_specs_rejected_for_registers_spill(first: int) -> None:
+    """At least half of them does: the estimate keeps a margin."""
+    spill = ["registers spill" in "; ".join(faults(made)) for made in build(drawn(True, first + PART)[first:])]
+    assert sum(spill) >= (1 - MAX_WRONGLY_REJECTED) * PART
 
 
 @pytest.mark.parametrize(("family", "even", "near"), [("", 300, 500), ("_wgmma", 100, 150)])

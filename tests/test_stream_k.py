@@ -63,6 +63,7 @@ def shape_of(traits: LaunchTraits, tiles: int, k: int) -> Shape:
     return Shape(m - 3, tiles * n - 5, k) if tiles % 2 else Shape(m - 1, n + 1, k, tiles // 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in KERNELS]
 )
@@ -126,6 +127,7 @@ AT_LAUNCH = {
 } | {"mma.sync with TMA": {"arch": "sm_90", "mma": "m16n8k16", "copy": "tma", "tile": "32x32x32", **DECIDED}}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in (*FAST, "mma.sync with TMA") else pytest.mark.slow) for name in AT_LAUNCH],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from generator.build.pipeline import planned_sections
 from generator.build.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
 from generator.errors import BuildError
 from generator.export.c_library import source_files
+from generator.families import FAMILIES, family_of
 from generator.families.mma_sync.emit import FORMS
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -233,25 +233,30 @@ ONE_OF_EACH_FAMILY = (
 )
 
 
+def test_the_kernels_for_nvcc_are_of_every_family() -> None:
+    plans = sweep(ONE_OF_EACH_FAMILY).plans
+    assert {family_of(plan.spec).name for plan in plans} == {family.name for family in FAMILIES}
+
+
 @pytest.mark.slow
-def test_plain_nvcc_compiles_exported_sources(nvcc: str, tmp_path: Path) -> None:
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("texts", ONE_OF_EACH_FAMILY, ids=lambda texts: " ".join(texts.values()))
+def test_plain_nvcc_compiles_exported_sources(texts: dict[str, str], nvcc: str, tmp_path: Path) -> None:
     """With the headers of the export as a host compiler sees them, too; with all headers of CUTLASS as device code."""
-    kernels, library = [emit(plan, TEMPLATES) for plan in sweep(ONE_OF_EACH_FAMILY).plans], Library(tmp_path / "lib")
-    assert len({kernel.plan.spec.mma + kernel.plan.spec.copy for kernel in kernels}) >= 6
-    for kernel in kernels:  # with the records of built kernels; only their code is made up
-        record, artefacts = make_record(
-            kernel.symbol, {**make_artefacts(kernel.symbol), SOURCE_NAME: kernel.source.encode()}
-        )
-        record["resources"] = resources_of(kernel.plan, kernel.plan.spec.ctas_per_sm)
-        record.update(planned_sections(kernel), inputs=headers(kernel.entry_header, TEMPLATES).hashes())
-        library.publish(record, artefacts)
-    files = source_files(library, [kernel.symbol for kernel in kernels], TEMPLATES)
-    for name, content in files.items():
+    (plan,) = sweep([texts]).plans
+    kernel, library = emit(plan, TEMPLATES), Library(tmp_path / "lib")
+    # With the record of a built kernel; only its code is made up.
+    record, artefacts = make_record(
+        kernel.symbol, {**make_artefacts(kernel.symbol), SOURCE_NAME: kernel.source.encode()}
+    )
+    record["resources"] = resources_of(plan, plan.spec.ctas_per_sm)
+    record.update(planned_sections(kernel), inputs=headers(kernel.entry_header, TEMPLATES).hashes())
+    library.publish(record, artefacts)
+    for name, content in source_files(library, [kernel.symbol], TEMPLATES).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    ways = ((cutlass_include(), "-cubin"), ("include/cute_lean", "-c"))
-    for kernel, (first, output) in itertools.product(kernels, ways):
-        number = kernel.plan.spec.arch.removeprefix("sm_")
+    number = plan.spec.arch.removeprefix("sm_")
+    for first, output in ((cutlass_include(), "-cubin"), ("include/cute_lean", "-c")):
         command = [nvcc, "-std=c++17", "-diag-suppress", "177", f"-gencode=arch=compute_{number},code=sm_{number}"]
         command += [output, "-I", first, "-Iinclude", "-o", "x.o", "-I", cuda_include() / "cccl"]
         command += [f"instances/{kernel.symbol}.cu"]
