@@ -168,7 +168,7 @@ def card(key: str) -> Card:
     try:
         return parse_card(key, json.loads(path.read_text(encoding="utf-8")))
     except (Mismatch, ValueError) as error:
-        raise LibraryError(f"{path.name}: {error}. The file is part of hgemm: reinstall hgemm.") from None
+        raise LibraryError(f"{path}: {error}. Correct it, or reinstall hgemm if you did not change it.") from None
 
 
 def parse_card(key: str, document: Any) -> Card:
