@@ -299,6 +299,7 @@ def close_holes(missing: Sequence[Hole], settings: Settings, processes: int) -> 
         plans = {symbol: plan for symbol, plan in plans.items() if symbol not in done}
         if not plans:
             return
+        failed_before = len(failed)
         with closing(make([*plans.values()], settings, min(len(plans), processes))) as made:
             for _, outcome in made:
                 if outcome.record:
@@ -308,6 +309,8 @@ def close_holes(missing: Sequence[Hole], settings: Settings, processes: int) -> 
                     raise LibraryError(f"cannot build a kernel that closes a hole: {outcome.error}")
                 else:
                     failed.append(plans[outcome.symbol].spec)
+        if len(failed) == failed_before:
+            return
 
 
 def computes(arch: str, kind: Kind) -> bool:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +84,19 @@ class Candidate:
         return cls(plan, kind_of(traits), row_of(traits, record))
 
 
-def candidates_for(kind: Kind, query: SelectionQuery, arch: str) -> list[Candidate]:
+def candidates_for(kind: Kind, query: SelectionQuery, arch: str) -> Sequence[Candidate]:
     """Return the candidates for problems with the alignments of `query`.
 
     Where an architecture has wgmma, kernels on mma.sync are candidates only if wgmma cannot compute the kind.
     """
     aligns = (query.align_a, query.align_b, query.align_d)
-    for name in _archs(arch):
-        plans = plans_of(kind, aligns, (name,), expression=query.expression)
-        if plans:
-            return [Candidate.of(plan) for plan in plans.values()]
-    return []
+    found = (_candidates(kind, aligns, name, query.expression) for name in _archs(arch))
+    return next(filter(None, found), ())
+
+
+@cache
+def _candidates(kind: Kind, aligns: tuple[int, int, int], arch: str, expression: str) -> Sequence[Candidate]:
+    return tuple(map(Candidate.of, plans_of(kind, aligns, (arch,), expression=expression).values()))
 
 
 def _archs(arch: str) -> list[str]:
