@@ -8,10 +8,11 @@ import hashlib
 import io
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -21,8 +22,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from generator.build import pipeline
 from generator.build.emit import EmittedKernel
-from generator.build.pipeline import Outcome, Settings, make, planned_sections
+from generator.build.pipeline import BuildOptions, BuildResult, Outcome, Prepared, Settings, make, planned_sections
 from generator.build.toolchain import templates_folder
 from generator.cli.main import generate_command, hgemm_command, main
 from generator.proof.executor import Executable, HostCompiler, HostToolchain, NoCompiler, find_compiler
@@ -137,7 +139,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
-    """Have the first process that wants a folder make it, while others wait; what fails half way is made again."""
+    """Have the first process that wants a folder, or a file, make it, while others wait; what fails half way is made again."""
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             begun = folder.with_name(f"{folder.name}.begun")
@@ -145,6 +147,24 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
             make(begun)
             begun.rename(folder)
     return folder
+
+
+@pytest.fixture
+def builds_once(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build each kernel in the processes of the tests once a run, for tests of what happens to kernels, not of their builds."""
+    build = pipeline.build
+
+    def built(prepared: Prepared, options: BuildOptions) -> BuildResult:
+        def write(path: Path) -> None:
+            path.write_bytes(pickle.dumps(build([prepared], options)[0]))
+
+        name = f"{prepared.kernel.symbol}-{prepared.key}-{options.allow_spills}"
+        return pickle.loads(made_once(shared / name, write).read_bytes())
+
+    def build_all(batch: Sequence[Prepared], options: BuildOptions) -> list[BuildResult]:
+        return build(batch, options) if options.prover else [built(prepared, options) for prepared in batch]
+
+    monkeypatch.setattr(pipeline, "build", build_all)
 
 
 @pytest.fixture(scope="session")

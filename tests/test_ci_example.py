@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,11 @@ def test_the_first_failure_ends_the_job(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.slow
 def test_example_job_runs(tmp_path: Path, host_toolchain: HostToolchain) -> None:
-    """By `python -m`: the commands of a checkout may not be installed. The cache of the job has the executor."""
+    """For two small kernels. By `python -m`: the commands of a checkout may not be installed. The job's cache has the executor."""
+    jobs = shutil.copytree(JOBS, tmp_path / "jobs")
+    (jobs / "kernels.toml").write_text(
+        'arch = ["sm_80"]\ntile = ["32x32x16"]\nlayout = ["tn", "nt"]\nbias = ["launch"]\n'
+    )
     (tmp_path / "ci").mkdir()
     (tmp_path / "ci" / ".hgemm").symlink_to(host_toolchain.cache.parent)
     for name in ("generate", "hgemm"):
@@ -61,7 +66,7 @@ def test_example_job_runs(tmp_path: Path, host_toolchain: HostToolchain) -> None
         command.chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
-        [sys.executable, JOBS / "run_here.py", tmp_path / "ci"],
+        [sys.executable, jobs / "run_here.py", tmp_path / "ci"],
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -69,5 +74,5 @@ def test_example_job_runs(tmp_path: Path, host_toolchain: HostToolchain) -> None
     )
     assert done.returncode == 0, done.stdout + done.stderr
     cases = ElementTree.parse(tmp_path / "ci" / "proofs.xml").getroot().iter("testcase")
-    assert len([*cases]) >= 160
+    assert len([*cases]) >= 40
     assert (tmp_path / "ci" / "build" / "hgemm" / "lib" / "libhgemm.a").exists()

@@ -57,6 +57,7 @@ SPILLING = {"arch": "sm_90a", "layout": "tn", "acc": "f16", "tile": "192x208x64"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("builds_once")
 def test_a_kernel_that_spills_is_replaced_unless_every_field_is_set(capsys, tmp_path: Path) -> None:
     words = [word for name, text in SPILLING.items() for word in ("--" + name, text)]
     library = ["-q", "--library", tmp_path]

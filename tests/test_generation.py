@@ -14,6 +14,8 @@ from generator.proof.executor import HostToolchain
 from hgemm import plugin
 from hgemm.errors import GenerationError, LibraryError, RequestError, VerificationError
 
+pytestmark = pytest.mark.usefixtures("builds_once")
+
 SMALL = {"arch": "sm_80", "tile": "32x32x16", "warp_tile": "32x16", "stages": 2}
 
 

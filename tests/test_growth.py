@@ -35,6 +35,8 @@ from hgemm.problem import Kind, Problem
 from hgemm.selection import FallbackWatch, Selector
 from hgemm.selection_query import SelectionQuery, Target
 
+pytestmark = pytest.mark.usefixtures("builds_once")
+
 A100, H100 = Target.typical("sm_80"), Target.typical("sm_90")
 GELU = Kind("tn", "bf16", "bf16", "bf16", bias="row", activation="gelu")
 
