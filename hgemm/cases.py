@@ -9,7 +9,7 @@ from hgemm.dtypes import DTYPES
 from hgemm.epilogue import PAIR_COLUMNS
 from hgemm.errors import RequestError
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import BIASES, MAX_EXTENT, LaunchOptions
+from hgemm.problem import BIASES, BY_GPC, MAX_EXTENT, LaunchOptions
 
 _SHAPE = re.compile(r"([0-9]{1,40})x([0-9]{1,40})x([0-9]{1,40})(?:@([0-9]{1,40}))?")
 _SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0), (0.5, 0.0))
@@ -201,6 +201,7 @@ def raster_cases(traits: LaunchTraits) -> list[Case]:
         return [
             Case(Shape(4 * rows + 1, columns + 1, 1), once=True, options=LaunchOptions(1, 0, 2)),
             Case(Shape(rows + 1, 4 * columns + 1, 1), once=True, options=LaunchOptions(1, 0, -2)),
+            Case(Shape(rows + 1, 4 * columns + 1, 1), once=True, options=LaunchOptions(1, 0, BY_GPC + 2)),
         ]
     group = max(int(size), traits.cluster_shape[0]) * traits.tile_m if kind == "group" else 8 * rows
     panel = max(int(size), columns) if kind == "panel" else 8 * columns

@@ -37,7 +37,7 @@ from hgemm.model.predict import ACCUMULATOR_BYTES, KernelShape, cycles_of, fit_o
 from hgemm.model.trees import BOUND_LIMIT, refinement
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import Point, point
-from hgemm.problem import LAYOUTS, Kind, LaunchOptions, kind_supports
+from hgemm.problem import BY_GPC, LAYOUTS, Kind, LaunchOptions, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
 FORMAT = 14
@@ -718,6 +718,7 @@ Source: the registers %smid of CTAs on an H100 and an H200. Six of their GPCs ha
 """
 GPC_SMS = len(GPCS[1])
 STRIPS = (1, 2, 3, 4, 8, 16)
+STRIPS_BY_GPC = (1, 2, 3, 4)
 MOST_WAVES = 2
 """With more waves, the order gains little over the default one. Source: docs/performance-notes.md."""
 
@@ -769,8 +770,9 @@ def _orders_by_reads(
     means that no multicast loads it, it also counts once for each GPC.
     """
     gpcs = GPCS[ctas]
-    rasters = [sign * width for width in STRIPS for sign in (1, -1)]
-    orders = {raster: tiles_in_order(raster, down, across) for raster in rasters}
+    widths = [*STRIPS, *(BY_GPC + width for width in STRIPS_BY_GPC)]
+    rasters = [sign * width for width in widths for sign in (1, -1)]
+    orders = {raster: tiles_in_order(raster, down, across, ctas) for raster in rasters}
 
     def reads(raster: int) -> int:
         total = 0
@@ -787,12 +789,47 @@ def _orders_by_reads(
     return tuple(found)
 
 
-def tiles_in_order(raster: int, down: int, across: int) -> list[tuple[int, int]]:
-    """Return the row and column of each cluster. Scheduler::locate in templates/common/scheduler.cuh has the same order."""
+def tiles_in_order(raster: int, down: int, across: int, ctas: int = 1) -> list[tuple[int, int]]:
+    """Return the row and column of each cluster of `ctas` CTAs. Scheduler::locate in templates/common/scheduler.cuh has the same
+    order.
+    """
     if raster < 0:
-        return [(i, j) for j, i in tiles_in_order(-raster, across, down)]
-    strips = [range(first, min(first + raster, down)) for first in range(0, down, raster)]
-    return [(i, j) for strip in strips for j in range(across) for i in strip]
+        return [(i, j) for j, i in tiles_in_order(-raster, across, down, ctas)]
+    width = raster % BY_GPC
+    strips = [range(first, min(first + width, down)) for first in range(0, down, width)]
+    tiles = [(i, j) for strip in strips for j in range(across) for i in strip]
+    if raster < BY_GPC:
+        return tiles
+    wave, found = len(GPCS[ctas]), []
+    for first in range(0, len(tiles), wave):
+        workers = min(len(tiles) - first, wave)
+        found += [tiles[first + _position(worker, workers, ctas)] for worker in range(workers)]
+    return found
+
+
+def _position(worker: int, workers: int, ctas: int) -> int:
+    """Return the position of a worker of a wave if those of a GPC follow one another. Placement in scheduler.cuh has the same."""
+    if ctas == 1:
+        pairs = workers // 2
+        return 2 * _position(worker // 2, pairs, 2) + worker % 2 if worker < 2 * pairs else worker
+    first, rounds = (0, 2) if ctas == 4 else (4, 4)
+    eights, end = 8 * rounds, first + 15 * rounds
+    if workers <= first or worker >= end:
+        return worker
+    dealt, at = min(workers, end) - first, worker - first
+    if worker < first:
+        return dealt + worker
+    if dealt <= eights:
+        return _before(at % 8, dealt, 8) + at // 8
+    in_eights, of_seven = at < eights, (at - eights) % 7
+    gpc = at % 8 if in_eights else of_seven + (of_seven >= 3)
+    turn = at // 8 if in_eights else rounds + (at - eights) // 7
+    return gpc * rounds + _before(gpc - (gpc > 3), dealt - eights, 7) + turn
+
+
+def _before(gpc: int, count: int, gpcs: int) -> int:
+    """If `count` workers are dealt to `gpcs` GPCs, return how many the GPCs before `gpc` get."""
+    return count // gpcs * gpc + min(gpc, count % gpcs)
 
 
 def default_strips(row: Row, target: Target, panels: bool) -> int:

@@ -16,7 +16,7 @@ from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import Input, Output, pairs_violation
 from hgemm.errors import ProblemError
 from hgemm.launch_traits import INPUT, MAX_MAP_STRIDE_BYTES, OUTPUT, LaunchTraits, TensorMapRule
-from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem
+from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem, legal_raster
 
 # ==== The matrices of a problem in memory ====
 
@@ -205,8 +205,8 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     if violation := pairs_violation(traits.epilogue, problem.n):
         yield violation
     options = problem.options
-    if options and (options.splits < 1 or options.whole_tiles < 0 or not options.raster_tiles):
-        yield f"the launch options are {options}: splits must be 1 or more, whole_tiles not negative, raster_tiles not 0"
+    if options and (options.splits < 1 or options.whole_tiles < 0 or not legal_raster(options.raster_tiles)):
+        yield f"the launch options are {options}: splits must be 1 or more, whole_tiles not negative, the raster not 0"
         return
     count = ctas(traits, problem.m, problem.n, problem.batch, problem.options)
     if count > MAX_CTAS:

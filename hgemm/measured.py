@@ -37,7 +37,7 @@ from hgemm.checks import (
 from hgemm.disk import disk_errors, read_whole
 from hgemm.epilogue import HASH_DIGITS, NONE
 from hgemm.errors import LibraryError
-from hgemm.problem import MAX_EXTENT, REQUEST_WORDS, Kind, LaunchOptions
+from hgemm.problem import MAX_EXTENT, REQUEST_WORDS, Kind, LaunchOptions, legal_raster
 from hgemm.record import SYMBOL
 
 # ==== The schema of a session ====
@@ -105,7 +105,7 @@ def _check_times(value: Any, field: str) -> None:
             raise Mismatch(f"{field}[{at}] must have finite numbers from 0")
 
 
-_MAX_SPLITS, _MAX_RASTER_TILES = 2**16, 2**16
+_MAX_SPLITS = 2**16
 
 
 @check({"type": "array"})
@@ -118,7 +118,7 @@ def _check_options(value: Any, field: str) -> None:
             raise Mismatch(f"{field}[{at}] must be the numbers of a kernel, splits, whole tiles and raster tiles")
         _, splits, whole_tiles, raster_tiles = one
         legal = 1 <= splits <= _MAX_SPLITS and 0 <= whole_tiles <= MAX_EXTENT
-        if not (legal and 1 <= abs(raster_tiles) <= _MAX_RASTER_TILES):
+        if not (legal and legal_raster(raster_tiles)):
             raise Mismatch(f"{field}[{at}] has launch options {one[1:]}, which no launch takes")
 
 

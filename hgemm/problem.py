@@ -38,6 +38,15 @@ class Aux:
     value: float = 0.0
 
 
+BY_GPC = 1 << 16
+"""Added to the absolute value of `raster_tiles`: each GPC of an idle GPU gets tiles that follow one another."""
+
+
+def legal_raster(raster_tiles: int) -> bool:
+    """Return whether a launch takes this value of `raster_tiles`."""
+    return abs(raster_tiles) % BY_GPC > 0 and abs(raster_tiles) < 2 * BY_GPC
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
     """Options of a launch, for kernels that leave them open: splits of k and order of tiles.
@@ -45,7 +54,8 @@ class LaunchOptions:
     Fields: `splits` is the number of CTAs that share the k of a tile. The first `whole_tiles` tiles of the batch are not
         split: use it for whole waves, so that only the last wave is split. With serial_parts, one CTA adds k of a whole tile
         in `splits` parts. `raster_tiles` is the number of rows of tiles in a group. If it is negative, its absolute value is the
-        number of columns of tiles in a panel.
+        number of columns of tiles in a panel. With BY_GPC added to the absolute value, each GPC gets tiles that follow one
+        another in this order.
     Units: `whole_tiles` and `raster_tiles` count tiles of whole clusters.
     """
 
@@ -55,7 +65,17 @@ class LaunchOptions:
 
     def __str__(self) -> str:
         whole = f" after {self.whole_tiles} tiles" if self.whole_tiles else ""
-        return f"splits={self.splits}{whole} raster={self.raster_tiles}"
+        width, dealt = self.width, "-by-gpc" if self.by_gpc else ""
+        return f"splits={self.splits}{whole} raster={width if self.raster_tiles > 0 else -width}{dealt}"
+
+    @property
+    def width(self) -> int:
+        """Rows of tiles in a group, or columns in a panel."""
+        return abs(self.raster_tiles) % BY_GPC
+
+    @property
+    def by_gpc(self) -> bool:
+        return abs(self.raster_tiles) >= BY_GPC
 
     def text(self, splits: bool | int, raster: bool | int) -> str:
         """Return the options as text, with or without the splits and the raster."""

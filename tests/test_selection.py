@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import shutil
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import hgemm
 from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
 from generator.export.selection import ROWS_OF_SIZE, SORTS, computes, holes, kinds_of, promised_types
+from generator.proof.executor import HostCompiler
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.device import cubin_runs, ptx_runs
@@ -50,7 +52,7 @@ from hgemm.growth import size_of_tile
 from hgemm.launch import check, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.octave_grid import CORRECTED_LIMIT
-from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, kind_supports
+from hgemm.problem import ACTIVATIONS, BIASES, BY_GPC, LAYOUTS, TYPES, Kind, Problem, kind_supports
 from hgemm.selection import ESTIMATED, MEASURED, NEAR, SHIPPED, Selector, row_supports
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -470,7 +472,10 @@ def test_one_wave_orders_share_reads_within_gpcs(cluster: str, shared: int) -> N
     def reads(raster: int) -> int:
         """Different rows or columns, of all GPCs."""
         return len(
-            {(gpc, place[shared]) for gpc, place in zip(GPCS[row.cluster_ctas], tiles_in_order(raster, down, across))}
+            {
+                (gpc, place[shared])
+                for gpc, place in zip(GPCS[row.cluster_ctas], tiles_in_order(raster, down, across, row.cluster_ctas))
+            }
         )
 
     orders = orders_of_waves(row, query)
@@ -478,11 +483,55 @@ def test_one_wave_orders_share_reads_within_gpcs(cluster: str, shared: int) -> N
     assert [reads(one) for one in orders] == sorted(map(reads, orders)) and reads(orders[0]) < reads(orders[-1])
 
 
+@pytest.mark.parametrize("cluster", ["1x1", "2x1", "1x2", "4x1", "1x4"])
+@given(down=st.integers(1, 20), across=st.integers(1, 20), width=st.integers(1, 20), sign=st.sampled_from([1, -1]))
+def test_order_by_gpc_gives_each_gpc_tiles_that_follow_one_another(
+    cluster: str, down: int, across: int, width: int, sign: int
+) -> None:
+    """Except the clusters of a wave before and after the rounds over all GPCs, and a last single CTA."""
+    ctas = row_at_launch(cluster).cluster_ctas
+    plain = tiles_in_order(sign * width, down, across)
+    dealt = tiles_in_order(sign * (BY_GPC + width), down, across, ctas)
+    wave, apart = len(GPCS[ctas]), {1: 13, 2: 6, 4: 0}[ctas]
+    assert sorted(plain) == sorted(dealt)
+    for first in range(0, len(plain), wave):
+        gpc_of = dict(zip(dealt[first : first + wave], GPCS[ctas]))
+        assert sorted(gpc_of) == sorted(plain[first : first + wave])
+        gpcs = [gpc_of[place] for place in plain[first : first + wave]]
+        followed = sum(one == other for one, other in pairwise(gpcs))
+        assert followed >= len(gpcs) - len(set(gpcs)) - apart
+
+
+@pytest.mark.parametrize("ctas", [1, 2, 4])
+def test_kernel_and_host_have_the_same_order_by_gpc(host_compiler: HostCompiler, tmp_path: Path, ctas: int) -> None:
+    text = (templates_folder() / "common/scheduler.cuh").read_text()
+    begin = text.index("template <int CTAS>")
+    placement, wave = text[begin : text.index("\n};", begin) + 3], len(GPCS[ctas])
+    program = tmp_path / "placement.cpp"
+    program.write_text(
+        f"""#include <cstdint>
+#include <cstdio>
+#define HGEMM_DEVICE
+{placement}
+int main() {{
+  std::printf("%u", Placement<{ctas}>::wave);
+  for (unsigned workers = 1; workers <= {wave}; ++workers)
+    for (unsigned at = 0; at < workers; ++at) std::printf(" %u", Placement<{ctas}>::position(at, workers));
+}}
+"""
+    )
+    binary = tmp_path / "placement"
+    subprocess.run([*host_compiler.command, "-o", binary, program], check=True)
+    of_kernel = list(map(int, subprocess.run([binary], check=True, capture_output=True, text=True).stdout.split()))
+    of_host = [column for workers in range(1, wave + 1) for _, column in tiles_in_order(BY_GPC + 1, 1, workers, ctas)]
+    assert of_kernel == [wave, *of_host]
+
+
 def test_second_wave_counts_reads_of_all_gpcs() -> None:
     """Rows of 14 tiles in columns would be best for the GPCs. A wave of 66 pairs is squarer."""
     row, target = row_at_launch("2x1"), Target.typical("sm_90")
     query = SelectionQuery.dense(Kind(), (256 * 11, 128 * 12, 4096, 1), 0)
-    order = tiles_in_order(default_options(row, query, target).raster_tiles, 11, 12)
+    order = tiles_in_order(default_options(row, query, target).raster_tiles, 11, 12, row.cluster_ctas)
     rows, columns = zip(*order[:66])
     assert len({*rows}) * 256 + len({*columns}) * 128 < 256 * 11 + 128 * 12
     assert not has_gpcs(row, dataclasses.replace(query, n=128 * 13), target)

@@ -12,7 +12,7 @@ from hgemm.cases import FAR_ELEMENTS, TILES_PER_CTA
 from hgemm.epilogue import PAIR_COLUMNS
 from hgemm.launch import Matrix, ctas, matrices, splits_of
 from hgemm.launch_traits import INPUT, LaunchTraits
-from hgemm.problem import Problem
+from hgemm.problem import LaunchOptions, Problem
 
 COVERAGE_CASE = "coverage of the cases"
 """The name of the check that fails if the cases cover too little."""
@@ -126,9 +126,9 @@ def raster_groups(traits: LaunchTraits, problem: Problem) -> int:
     kind, _, size = traits.raster.partition(":")
     rows, columns = traits.tile_m * traits.cluster_shape[0], traits.tile_n * traits.cluster_shape[1]
     if traits.decides_raster:
-        width = problem.options.raster_tiles if problem.options else 1
-        kind, step = ("group", rows) if width > 0 else ("panel", columns)
-        width = abs(width)
+        options = problem.options or LaunchOptions(raster_tiles=1)
+        kind, step = ("group", rows) if options.raster_tiles > 0 else ("panel", columns)
+        width = options.width
     elif kind in ("group", "panel"):
         step = rows if kind == "group" else columns
         width = max(1, int(size) * (traits.tile_m if kind == "group" else 1) // step)

@@ -36,11 +36,14 @@ struct Problem {
   // In tiles of whole clusters:
   uint32_t splits;       // parts of a tile's k, from 1 to its k-tiles
   uint32_t whole_tiles;  // the first tiles of the batch, which are not split; with serial_parts, a CTA adds their parts itself
-  int32_t raster_tiles;  // above 0: groups of so many rows of tiles; below 0: panels of so many columns
+  int32_t raster_tiles;  // above 0: groups of so many rows of tiles; below 0: panels of so many columns; may have raster_by_gpc
   uint32_t bias_kind;    // as enum Bias: 0 for none, 1 for a row, 2 for a column
 };
 
 static_assert(sizeof(Problem) == 160, "the launchers pack this struct by hand");
+
+// Added to the absolute value of raster_tiles: each GPC of an idle H100 or H200 gets tiles that follow one another.
+inline constexpr uint32_t raster_by_gpc = 1 << 16;
 
 template <class...>
 struct MakeVoid { using Type = void; };

@@ -48,6 +48,46 @@ HGEMM_DEVICE constexpr bool persistent() {
   }
 }
 
+// The CTAs of a worker, which share an SM's GPC.
+template <class Policy, class = void>
+inline constexpr int worker_ctas = 1;
+template <class Policy>
+inline constexpr int worker_ctas<Policy, typename MakeVoid<decltype(Policy::cluster_m)>::Type> = Policy::cluster_m * Policy::cluster_n;
+
+// The order in which an idle H100 or H200 places the workers of a wave on its 8 GPCs: `first` of them somewhere, `rounds` rounds of
+// 8 GPCs, as many rounds without GPC 3, `last` somewhere. Single CTAs are placed in pairs. See GPCS in hgemm/dispatch_table.py.
+// Returns the position of a worker among `workers`, if those of GPC 0 come first, then those of GPC 1, and so on.
+template <int CTAS>
+struct Placement {
+  static constexpr uint32_t beside = CTAS == 1 ? 2 : 1;  // workers that are placed together
+  static constexpr uint32_t first = CTAS == 4 ? 0 : 4, rounds = CTAS == 4 ? 2 : 4, last = CTAS == 4 ? 0 : 2;
+  static constexpr uint32_t wave = (first + 15 * rounds + last) * beside;
+
+  HGEMM_DEVICE static uint32_t position(uint32_t worker, uint32_t workers) {
+    uint32_t const place = worker / beside, places = workers / beside;
+    return place < places ? position_of(place, places) * beside + worker % beside : worker;
+  }
+
+  HGEMM_DEVICE static uint32_t position_of(uint32_t place, uint32_t places) {
+    constexpr uint32_t eights = 8 * rounds, end = first + 15 * rounds;
+    if (places <= first || place >= end) return place;
+    uint32_t const dealt = (places < end ? places : end) - first;
+    if (place < first) return dealt + place;
+    uint32_t const at = place - first;
+    if (dealt <= eights) return before(at % 8, dealt, 8) + at / 8;
+    bool const in_eights = at < eights;
+    uint32_t const of_seven = (at - eights) % 7;
+    uint32_t const gpc = in_eights ? at % 8 : of_seven + (of_seven >= 3);
+    uint32_t const round = in_eights ? at / 8 : rounds + (at - eights) / 7;
+    return gpc * rounds + before(gpc - (gpc > 3), dealt - eights, 7) + round;
+  }
+
+  // If `count` workers are dealt to `gpcs` GPCs, returns how many the GPCs before `gpc` get.
+  HGEMM_DEVICE static uint32_t before(uint32_t gpc, uint32_t count, uint32_t gpcs) {
+    return count / gpcs * gpc + (gpc < count % gpcs ? gpc : count % gpcs);
+  }
+};
+
 // Hands out items. An item is a whole tile or one split of a tile. Whole tiles come first.
 template <class Policy>
 struct Scheduler {
@@ -127,11 +167,23 @@ struct Scheduler {
       in_strips(tile, Policy::raster_tiles, tiles_m, tiles_n, work.tile_m, work.tile_n);
     } else if constexpr (Policy::raster == Raster::panel) {  // panels of raster_tiles columns; row by row in a panel
       in_strips(tile, Policy::raster_tiles, tiles_n, tiles_m, work.tile_n, work.tile_m);
-    } else if (problem->raster_tiles > 0) {  // Raster::launch: groups if above 0, panels if below
-      in_strips(tile, problem->raster_tiles, tiles_m, tiles_n, work.tile_m, work.tile_n);
-    } else {
-      in_strips(tile, -problem->raster_tiles, tiles_n, tiles_m, work.tile_n, work.tile_m);
+    } else {  // Raster::launch: groups if above 0, panels if below
+      int32_t const raster = problem->raster_tiles;
+      uint32_t const flags = raster > 0 ? raster : -raster, width = flags % raster_by_gpc;
+      uint32_t const position = flags >= raster_by_gpc ? by_gpc(tile) : tile;
+      if (raster > 0) {
+        in_strips(position, width, tiles_m, tiles_n, work.tile_m, work.tile_n);
+      } else {
+        in_strips(position, width, tiles_n, tiles_m, work.tile_n, work.tile_m);
+      }
     }
+  }
+
+  // Returns the position in the order of D of a launch's tile, so that the workers of a GPC take tiles that follow one another.
+  HGEMM_DEVICE uint32_t by_gpc(uint32_t tile) const {
+    using Places = Placement<worker_ctas<Policy>>;
+    uint32_t const first = tile / Places::wave * Places::wave;
+    return first + Places::position(tile - first, smaller(tiles() - first, Places::wave));
   }
 
   // Computes the coordinates of a tile in a grid of (across, along) tiles. The grid is cut into strips of (width, along) tiles.

@@ -176,9 +176,10 @@ constexpr int mma_per_k_tile = size(typename Policy::CtaTiler{}) / size(typename
 // The tiles of a cluster as one tile of the problem, for the scheduler.
 template <class Policy>
 struct ClusterTile : Policy {
+  static constexpr int cluster_m = size<0>(typename Policy::ClusterShape{}), cluster_n = size<1>(typename Policy::ClusterShape{});
   // Extents in the D that the kernel computes.
-  static constexpr int kernel_m = size<0>(typename Policy::CtaTiler{}) * size<0>(typename Policy::ClusterShape{});
-  static constexpr int kernel_n = size<1>(typename Policy::CtaTiler{}) * size<1>(typename Policy::ClusterShape{});
+  static constexpr int kernel_m = size<0>(typename Policy::CtaTiler{}) * cluster_m;
+  static constexpr int kernel_n = size<1>(typename Policy::CtaTiler{}) * cluster_n;
   static constexpr int tile_m = Policy::swap_ab ? kernel_n : kernel_m;
   static constexpr int tile_n = Policy::swap_ab ? kernel_m : kernel_n;
 };

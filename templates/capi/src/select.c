@@ -759,7 +759,7 @@ static int32_t best_strips(hgemm_target const *target, hgemm_query const *q, hge
 }
 
 /* The GPC of each cluster of a launch, as a digit: GPCS of dispatch_table.py. Clusters of one CTA are pairs of the same GPC. */
-enum { GPC_COUNT = 8, GPC_SMS = 132, STRIPS_COUNT = 6, MOST_WAVES = 2 };
+enum { GPC_COUNT = 8, GPC_SMS = 132, STRIPS_COUNT = 6, STRIPS_BY_GPC = 4, MOST_WAVES = 2, BY_GPC = 1 << 16 };
 static char const GPCS_OF_PAIRS[] = "6705" "01234567" "01234567" "01234567" "01234567" "0124567" "0124567" "0124567" "0124567" "24";
 static char const GPCS_OF_FOURS[] = "01234567" "01234567" "0124567" "0124567";
 static uint32_t const STRIPS[STRIPS_COUNT] = {1, 2, 3, 4, 8, 16};
@@ -773,16 +773,51 @@ typedef struct {
   uint32_t clusters, of_part, is_private;
 } Side;
 
-/* Returns what is read if clusters follow one another in strips of (width, along). Within a strip, `across` changes fastest. A part
- * counts once for each wave of `places` clusters, and a private one also once for each GPC. */
-static uint32_t reads_of(uint32_t ctas, uint32_t places, uint32_t width, Side across, Side along) {
+/* If `count` clusters are dealt to `gpcs` GPCs, returns how many the GPCs before `gpc` get. */
+static uint32_t before(uint32_t gpc, uint32_t count, uint32_t gpcs) {
+  return count / gpcs * gpc + (gpc < count % gpcs ? gpc : count % gpcs);
+}
+
+/* Returns the position of a cluster of a wave of `count`, if those of a GPC follow one another: _position() of dispatch_table.py. */
+static uint32_t position_of(uint32_t ctas, uint32_t cluster, uint32_t count) {
+  uint32_t const first = ctas == 4 ? 0 : 4, rounds = ctas == 4 ? 2 : 4, eights = 8 * rounds, end = first + 15 * rounds;
+  uint32_t dealt, at, gpc, round;
+  if (ctas == 1) return cluster < count / 2 * 2 ? 2 * position_of(2, cluster / 2, count / 2) + cluster % 2 : cluster;
+  if (count <= first || cluster >= end) return cluster;
+  dealt = (count < end ? count : end) - first;
+  if (cluster < first) return dealt + cluster;
+  at = cluster - first;
+  if (dealt <= eights) return before(at % 8, dealt, 8) + at / 8;
+  if (at < eights) {
+    gpc = at % 8, round = at / 8;
+  } else {
+    uint32_t const of_seven = (at - eights) % 7;
+    gpc = of_seven + (of_seven >= 3), round = rounds + (at - eights) / 7;
+  }
+  return gpc * rounds + before(gpc - (gpc > 3), dealt - eights, 7) + round;
+}
+
+/* Writes the GPC of each position in the order of D: of launches by GPC, and of others. */
+static void find_gpcs(uint8_t gpcs[2][MOST_WAVES * GPC_SMS], uint32_t ctas, uint32_t places, uint32_t clusters) {
+  for (uint32_t cluster = 0; cluster < clusters; ++cluster) {
+    uint32_t const in_wave = cluster % places, first = cluster - in_wave;
+    uint32_t const count = clusters - first < places ? clusters - first : places;
+    uint8_t const gpc = (uint8_t)gpc_of(ctas, in_wave);
+    gpcs[0][cluster] = gpc;
+    gpcs[1][first + position_of(ctas, in_wave, count)] = gpc;
+  }
+}
+
+/* Returns what is read if clusters follow one another in strips of (width, along), with the GPC of each position. Within a strip,
+ * `across` changes fastest. A part counts once for each wave of `places` clusters, and a private one also once for each GPC. */
+static uint32_t reads_of(uint8_t const *gpcs, uint32_t places, uint32_t width, Side across, Side along) {
   uint8_t seen[2][GPC_COUNT + 1][MOST_WAVES * GPC_SMS]; /* (side, GPC or all of them, part) */
   uint32_t cluster = 0, reads = 0;
   for (uint32_t first = 0; first < across.clusters; first += width) {
     uint32_t const end = width < across.clusters - first ? first + width : across.clusters;
     for (uint32_t j = 0; j < along.clusters; ++j) {
       for (uint32_t i = first; i < end; ++i, ++cluster) {
-        uint32_t const gpc = gpc_of(ctas, cluster % places);
+        uint32_t const gpc = gpcs[cluster];
         if (cluster % places == 0) memset(seen, 0, sizeof seen);
         reads += (!seen[0][GPC_COUNT][i] + (across.is_private && !seen[0][gpc][i])) * across.of_part +
                  (!seen[1][GPC_COUNT][j] + (along.is_private && !seen[1][gpc][j])) * along.of_part;
@@ -801,6 +836,8 @@ static int32_t best_raster(hgemm_target const *target, hgemm_query const *q, hge
   Side const down = {ceil_div((uint32_t)q->m, of_a), of_a, row->cluster_n == 1};
   Side const across = {ceil_div((uint32_t)q->n, of_b), of_b, row->cluster_m == 1};
   uint32_t const places = ctas == 4 ? sizeof GPCS_OF_FOURS - 1 : ctas <= 2 ? (sizeof GPCS_OF_PAIRS - 1) * (3 - ctas) : 0;
+  uint32_t const clusters = down.clusters * across.clusters;
+  uint8_t gpcs[2][MOST_WAVES * GPC_SMS]; /* (whether the order is by GPC, position) */
   uint32_t least = UINT32_MAX;
   int32_t best = 1;
   if (q->batch > 1 || found->splits > 1 || !row->tensor_maps || target->sms != GPC_SMS ||
@@ -808,11 +845,15 @@ static int32_t best_raster(hgemm_target const *target, hgemm_query const *q, hge
       (uint64_t)down.clusters * across.clusters > MOST_WAVES * places || !(down.is_private || across.is_private)) {
     return best_strips(target, q, found);
   }
-  for (uint32_t i = 0; i < STRIPS_COUNT; ++i) {
-    uint32_t const groups = reads_of(ctas, places, STRIPS[i], down, across);
-    uint32_t const panels = reads_of(ctas, places, STRIPS[i], across, down);
-    if (groups < least) least = groups, best = (int32_t)STRIPS[i];
-    if (panels < least) least = panels, best = -(int32_t)STRIPS[i];
+  find_gpcs(gpcs, ctas, places, clusters);
+  for (uint32_t i = 0; i < STRIPS_COUNT + STRIPS_BY_GPC; ++i) {
+    int const by_gpc = i >= STRIPS_COUNT;
+    uint32_t const width = STRIPS[by_gpc ? i - STRIPS_COUNT : i];
+    int32_t const raster = (int32_t)(by_gpc ? BY_GPC + width : width);
+    uint32_t const groups = reads_of(gpcs[by_gpc], places, width, down, across);
+    uint32_t const panels = reads_of(gpcs[by_gpc], places, width, across, down);
+    if (groups < least) least = groups, best = raster;
+    if (panels < least) least = panels, best = -raster;
   }
   return best;
 }
