@@ -813,18 +813,14 @@ def _position(worker: int, workers: int, ctas: int) -> int:
         pairs = workers // 2
         return 2 * _position(worker // 2, pairs, 2) + worker % 2 if worker < 2 * pairs else worker
     first, rounds = (0, 2) if ctas == 4 else (4, 4)
-    eights, end = 8 * rounds, first + 15 * rounds
-    if workers <= first or worker >= end:
-        return worker
-    dealt, at = min(workers, end) - first, worker - first
-    if worker < first:
-        return dealt + worker
-    if dealt <= eights:
-        return _before(at % 8, dealt, 8) + at // 8
-    in_eights, of_seven = at < eights, (at - eights) % 7
-    gpc = at % 8 if in_eights else of_seven + (of_seven >= 3)
-    turn = at // 8 if in_eights else rounds + (at - eights) // 7
-    return gpc * rounds + _before(gpc - (gpc > 3), dealt - eights, 7) + turn
+    end = first + 15 * rounds
+    dealt, at, after = max(min(workers, end) - first, 0), worker - first, worker - first - 8 * rounds
+    if worker < first or worker >= end:
+        return dealt + worker if worker < first else worker
+    gpc = at % 8 if after < 0 else after % 7 + (after % 7 >= 3)
+    eights = min(dealt, 8 * rounds)
+    turn = at // 8 if after < 0 else rounds + after // 7
+    return _before(gpc, eights, 8) + _before(gpc - (gpc > 3), dealt - eights, 7) + turn
 
 
 def _before(gpc: int, count: int, gpcs: int) -> int:

@@ -68,18 +68,17 @@ struct Placement {
     return place < places ? position_of(place, places) * beside + worker % beside : worker;
   }
 
+  // Without branches: most problems have too few tiles for some.
   HGEMM_DEVICE static uint32_t position_of(uint32_t place, uint32_t places) {
-    constexpr uint32_t eights = 8 * rounds, end = first + 15 * rounds;
-    if (places <= first || place >= end) return place;
-    uint32_t const dealt = (places < end ? places : end) - first;
-    if (place < first) return dealt + place;
-    uint32_t const at = place - first;
-    if (dealt <= eights) return before(at % 8, dealt, 8) + at / 8;
-    bool const in_eights = at < eights;
-    uint32_t const of_seven = (at - eights) % 7;
-    uint32_t const gpc = in_eights ? at % 8 : of_seven + (of_seven >= 3);
-    uint32_t const round = in_eights ? at / 8 : rounds + (at - eights) / 7;
-    return gpc * rounds + before(gpc - (gpc > 3), dealt - eights, 7) + round;
+    constexpr uint32_t end = first + 15 * rounds;
+    uint32_t const dealt = places > first ? (places < end ? places : end) - first : 0;
+    uint32_t const eights = dealt < 8 * rounds ? dealt : 8 * rounds;  // dealt to 8 GPCs; the others to 7
+    uint32_t const at = place - first, after = at - 8 * rounds;
+    bool const in_eights = at < 8 * rounds;
+    uint32_t const gpc = in_eights ? at % 8 : after % 7 + (after % 7 >= 3);
+    uint32_t const round = in_eights ? at / 8 : rounds + after / 7;
+    uint32_t const position = before(gpc, eights, 8) + before(gpc - (gpc > 3), dealt - eights, 7) + round;
+    return place < first ? dealt + place : place < end ? position : place;
   }
 
   // If `count` workers are dealt to `gpcs` GPCs, returns how many the GPCs before `gpc` get.

@@ -780,21 +780,16 @@ static uint32_t before(uint32_t gpc, uint32_t count, uint32_t gpcs) {
 
 /* Returns the position of a cluster of a wave of `count`, if those of a GPC follow one another: _position() of dispatch_table.py. */
 static uint32_t position_of(uint32_t ctas, uint32_t cluster, uint32_t count) {
-  uint32_t const first = ctas == 4 ? 0 : 4, rounds = ctas == 4 ? 2 : 4, eights = 8 * rounds, end = first + 15 * rounds;
-  uint32_t dealt, at, gpc, round;
+  uint32_t const first = ctas == 4 ? 0 : 4, rounds = ctas == 4 ? 2 : 4, end = first + 15 * rounds;
+  uint32_t const dealt = count > first ? (count < end ? count : end) - first : 0;
+  uint32_t const eights = dealt < 8 * rounds ? dealt : 8 * rounds; /* dealt to 8 GPCs; the others to 7 */
+  uint32_t const at = cluster - first, after = at - 8 * rounds;
+  int const in_eights = at < 8 * rounds;
+  uint32_t const gpc = in_eights ? at % 8 : after % 7 + (after % 7 >= 3);
+  uint32_t const round = in_eights ? at / 8 : rounds + after / 7;
   if (ctas == 1) return cluster < count / 2 * 2 ? 2 * position_of(2, cluster / 2, count / 2) + cluster % 2 : cluster;
-  if (count <= first || cluster >= end) return cluster;
-  dealt = (count < end ? count : end) - first;
-  if (cluster < first) return dealt + cluster;
-  at = cluster - first;
-  if (dealt <= eights) return before(at % 8, dealt, 8) + at / 8;
-  if (at < eights) {
-    gpc = at % 8, round = at / 8;
-  } else {
-    uint32_t const of_seven = (at - eights) % 7;
-    gpc = of_seven + (of_seven >= 3), round = rounds + (at - eights) / 7;
-  }
-  return gpc * rounds + before(gpc - (gpc > 3), dealt - eights, 7) + round;
+  if (cluster < first || cluster >= end) return cluster < first ? dealt + cluster : cluster;
+  return before(gpc, eights, 8) + before(gpc - (gpc > 3), dealt - eights, 7) + round;
 }
 
 /* Writes the GPC of each position in the order of D: of launches by GPC, and of others. */
