@@ -10,6 +10,7 @@ order (hgemm/invariance.py). The exported C library does the same steps with the
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
@@ -185,14 +186,13 @@ class Selector:
         def refined(row: int) -> int:
             return corrected(row, refined_clocks(self.table.rows[row], query, self.target, clocks[row]))
 
-        # Trees cannot make a row outside `near` the best. Twice MAX_CHANGE leaves room for rounding.
-        least = min(corrected(row, its) for row, its in clocks.items())
-        near = (
-            row
-            for row, its in clocks.items()
-            if (TREE_ONE - MAX_CHANGE) * corrected(row, its) <= (TREE_ONE + 2 * MAX_CHANGE) * least
-        )
-        best = min(near, key=refined)
+        lowest = {row: corrected(row, its * (TREE_ONE - MAX_CHANGE) // TREE_ONE) for row, its in clocks.items()}
+        found: tuple[float, int] = (math.inf, -1)
+        for row in sorted(rows, key=lowest.__getitem__):
+            if lowest[row] > found[0]:  # trees cannot make it the best, nor those that follow
+                break
+            found = min(found, (refined(row), row))
+        best = found[1]
         if survey and best in factors:
             alike = (one for one in survey.problems if one.straddles(query.kind) == (query.straddling > 0))
             similar = min(alike, key=lambda problem: distance(problem.point, query.point))
