@@ -719,6 +719,8 @@ Source: the registers %smid of CTAs on an H100 and an H200. Six of their GPCs ha
 GPC_SMS = len(GPCS[1])
 STRIPS = (1, 2, 3, 4, 8, 16)
 STRIPS_BY_GPC = (1, 2, 3, 4)
+LARGEST_BY_GPC = 2
+"""Larger clusters gain nothing by an order by GPC. Source: docs/performance-notes.md."""
 MOST_WAVES = 2
 """With more waves, the order gains little over the default one. Source: docs/performance-notes.md."""
 
@@ -770,7 +772,7 @@ def _orders_by_reads(
     means that no multicast loads it, it also counts once for each GPC.
     """
     gpcs = GPCS[ctas]
-    widths = [*STRIPS, *(BY_GPC + width for width in STRIPS_BY_GPC)]
+    widths = [*STRIPS, *(BY_GPC + width for width in STRIPS_BY_GPC if ctas <= LARGEST_BY_GPC)]
     rasters = [sign * width for width in widths for sign in (1, -1)]
     orders = {raster: tiles_in_order(raster, down, across, ctas) for raster in rasters}
 
@@ -798,7 +800,7 @@ def tiles_in_order(raster: int, down: int, across: int, ctas: int = 1) -> list[t
     width = raster % BY_GPC
     strips = [range(first, min(first + width, down)) for first in range(0, down, width)]
     tiles = [(i, j) for strip in strips for j in range(across) for i in strip]
-    if raster < BY_GPC:
+    if raster < BY_GPC or ctas > LARGEST_BY_GPC:
         return tiles
     wave, found = len(GPCS[ctas]), []
     for first in range(0, len(tiles), wave):
@@ -812,7 +814,7 @@ def _position(worker: int, workers: int, ctas: int) -> int:
     if ctas == 1:
         pairs = workers // 2
         return 2 * _position(worker // 2, pairs, 2) + worker % 2 if worker < 2 * pairs else worker
-    first, rounds = (0, 2) if ctas == 4 else (4, 4)
+    first, rounds = 4, 4
     end = first + 15 * rounds
     dealt, at, after = max(min(workers, end) - first, 0), worker - first, worker - first - 8 * rounds
     if worker < first or worker >= end:

@@ -54,13 +54,13 @@ inline constexpr int worker_ctas = 1;
 template <class Policy>
 inline constexpr int worker_ctas<Policy, typename MakeVoid<decltype(Policy::cluster_m)>::Type> = Policy::cluster_m * Policy::cluster_n;
 
-// The order in which an idle H100 or H200 places the workers of a wave on its 8 GPCs: `first` of them somewhere, `rounds` rounds of
-// 8 GPCs, as many rounds without GPC 3, `last` somewhere. Single CTAs are placed in pairs. See GPCS in hgemm/dispatch_table.py.
+// An idle H100 or H200 places the pairs of CTAs of a wave on its 8 GPCs in this order: `first` of them somewhere, `rounds` rounds of
+// 8 GPCs, as many rounds without GPC 3, `last` somewhere. See GPCS in hgemm/dispatch_table.py.
 // Returns the position of a worker among `workers`, if those of GPC 0 come first, then those of GPC 1, and so on.
 template <int CTAS>
 struct Placement {
-  static constexpr uint32_t beside = CTAS == 1 ? 2 : 1;  // workers that are placed together
-  static constexpr uint32_t first = CTAS == 4 ? 0 : 4, rounds = CTAS == 4 ? 2 : 4, last = CTAS == 4 ? 0 : 2;
+  static constexpr uint32_t beside = 2 / CTAS;  // workers of a pair
+  static constexpr uint32_t first = 4, rounds = 4, last = 2;
   static constexpr uint32_t wave = (first + 15 * rounds + last) * beside;
 
   HGEMM_DEVICE static uint32_t position(uint32_t worker, uint32_t workers) {
@@ -179,8 +179,10 @@ struct Scheduler {
   }
 
   // Returns the position in the order of D of a launch's tile, so that the workers of a GPC take tiles that follow one another.
+  // Larger clusters keep their order: they gain nothing.
   HGEMM_DEVICE uint32_t by_gpc(uint32_t tile) const {
-    using Places = Placement<worker_ctas<Policy>>;
+    if constexpr (worker_ctas<Policy> > 2) return tile;
+    using Places = Placement<worker_ctas<Policy> == 1 ? 1 : 2>;
     uint32_t const first = tile / Places::wave * Places::wave;
     return first + Places::position(tile - first, smaller(tiles() - first, Places::wave));
   }
