@@ -406,7 +406,13 @@ def peak_kib() -> int:
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(5), *(pytest.param(range(start, start + 100), marks=pytest.mark.slow) for start in (5, 105, 205, 305))],
+    [
+        range(5),
+        *(
+            pytest.param(range(start, start + 100), marks=[pytest.mark.slow, pytest.mark.sampled(4)])
+            for start in (5, 105, 205, 305)
+        ),
+    ],
 )
 def test_a_hostile_library_neither_hangs_nor_crashes(
     measured_folder: Path, tmp_path: Path, monkeypatch, seeds: range

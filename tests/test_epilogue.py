@@ -700,6 +700,7 @@ def test_expressions_are_part_of_the_kind() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("at", range(12))
 def test_a_kernel_of_each_example_is_proved(at: int, o0_toolchain: HostToolchain) -> None:
     """The kernels are of all families in turn."""
@@ -735,6 +736,7 @@ def test_random_expressions_are_right(at: int, o0_toolchain: HostToolchain) -> N
     assert not verdict.startswith("failed")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("tile", "text"),
     [

@@ -261,6 +261,7 @@ KINDS = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: "-".join(texts.values()))
 def test_register_copy_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     kernel = emit(plan_of(**texts), TEMPLATES)
@@ -326,6 +327,7 @@ def test_wmma_on_sm_75_uses_its_shorter_instructions(texts: dict[str, str]) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("texts", KINDS_WMMA, ids=lambda texts: " ".join(texts.values()))
 def test_wmma_uses_one_ldmatrix_and_two_instructions(texts: dict[str, str]) -> None:
     """So that what holds of the registers of mma.m16n8k16 holds of these: no other instruction moves or multiplies."""

@@ -227,6 +227,7 @@ KINDS = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: "-".join(texts.values()) or "planned")
 def test_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     kernel = emit(plan_of(**{**SMALL, **texts}), TEMPLATES)

@@ -331,6 +331,7 @@ def test_direct_stores_stay_inside_narrow_tiles(host_toolchain: HostToolchain, o
 PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [

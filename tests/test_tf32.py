@@ -44,6 +44,7 @@ PROVED = {
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROVED)
 def test_kernels_are_built_and_proved(name: str, settings: Settings, o0_toolchain: HostToolchain) -> None:
     outcomes = made({**PROVED[name], "dtype": "tf32"}, replace(settings, prover=ProverHere(o0_toolchain)))
