@@ -18,7 +18,7 @@ from typing import BinaryIO
 from hgemm.errors import LibraryError
 
 LIBRARY_OPTION = "--library"
-_REASONS = {
+REASONS = {
     errno.ENOSPC: "no space is left on the disk: free some or choose another {option}",
     errno.EDQUOT: "the disk quota is used up: free some space or choose another {option}",
     errno.EROFS: "it is read-only: choose another {option}",
@@ -104,8 +104,8 @@ def write_atomically(path: Path, content: bytes, option: str) -> None:
 
 def disk_reason(error: OSError, option: str = LIBRARY_OPTION) -> str:
     """Return why the file system rejected an operation, and the fix. `option` chose the place."""
-    if error.errno in _REASONS:
-        return _REASONS[error.errno].format(option=option)
+    if error.errno in REASONS:
+        return REASONS[error.errno].format(option=option)
     return f"{error.strerror or error}: check the folder, or choose another {option}"
 
 

@@ -284,7 +284,7 @@ def make(
             missing[place] = prepared
     if not missing:
         return
-    _require_writable(settings.library.folder)
+    _require_writable(settings.library)
     places, wanted = [*missing], [*missing.values()]
     if worker_pool:
         done = _stored_as_they_come(wanted, worker_pool, settings)
@@ -395,7 +395,7 @@ def stored_outcome(result: BuildResult, library: Library) -> Outcome:
     if result.record is None:
         error = result.error
         if result.failure:
-            error = str(keep_failure(library.folder, result.source, result.source_name, result.failure))
+            error = str(keep_failure(library.folder, result.source, result.source_name, result.failure, library.option))
         return Outcome(result.symbol, "failed", result.seconds, error=error, spills=result.spills)
     library.publish(result.record, result.files)
     forget_failure(library.folder, result.symbol)
@@ -414,7 +414,9 @@ def _in_processes(
     """Build kernels in worker processes, which also store them."""
     from generator.build.workers import process_pool  # needed only for several kernels
 
-    settings = replace(settings, library=Library(settings.library.folder.absolute()))  # a process has another folder
+    settings = replace(
+        settings, library=replace(settings.library, folder=settings.library.folder.absolute())
+    )  # a process has another folder
     with process_pool(min(processes, len(kernels))) as pool:
         for place, result in run(partial(build_and_store, settings=settings), kernels, pool, max_batch):
             yield place, _lost(kernels[place], result) if isinstance(result, LostItem) else result
@@ -433,9 +435,10 @@ def _lost(prepared: Prepared, lost: LostItem) -> Outcome:
     return Outcome(symbol, "failed", error=f"{symbol} was not built: its worker {lost.cause}")
 
 
-def _require_writable(folder: Path) -> None:
-    """Raises: LibraryError if `folder` cannot be written. This check comes before any compilation."""
-    with disk_errors("write", folder):
+def _require_writable(library: Library) -> None:
+    """Raises: LibraryError if the folder cannot be written. This check comes before any compilation."""
+    folder = library.folder
+    with disk_errors("write", folder, library.option):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / temporary_name()
         probe.touch()

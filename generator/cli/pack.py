@@ -138,7 +138,7 @@ def pack_command(
         raise RequestError("--to is missing: name the folder of the library, or add --dry-run")
     reject_file(to)
     reject_export(to)
-    settings = Settings(Library(to), templates_folder())
+    settings = Settings(Library(to, "--to"), templates_folder())
     workers = jobs or cores()
 
     @contextmanager

@@ -21,9 +21,9 @@ from hgemm.library import is_symbol
 from hgemm.record import SOURCE_NAMES
 
 _DATABASE_REASONS = {
-    "readonly database": disk.disk_reason(OSError(errno.EROFS, "")),
-    "disk is full": disk.disk_reason(OSError(errno.ENOSPC, "")),
-    "disk I/O error": "the disk is full or fails: free some space, or choose another --library",
+    "readonly database": disk.REASONS[errno.EROFS],
+    "disk is full": disk.REASONS[errno.ENOSPC],
+    "disk I/O error": "the disk is full or fails: free some space, or choose another {option}",
     "locked": "another process uses it: try again when that process is done",
     "unable to open": "it cannot be opened: check that it is a file and its permissions",
 }
@@ -44,7 +44,8 @@ def reason_of(error: OSError | sqlite3.Error, option: str = LIBRARY_OPTION) -> s
     """Return why the disk or the database failed, and what the user can do."""
     if isinstance(error, OSError):
         return disk.disk_reason(error, option)
-    return next((reason for words, reason in _DATABASE_REASONS.items() if words in str(error)), str(error))
+    known = (reason for words, reason in _DATABASE_REASONS.items() if words in str(error))
+    return next((reason.format(option=option) for reason in known), str(error))
 
 
 # ---- Folders of exported C libraries, which the next export replaces -----------------------------------------------
@@ -247,13 +248,14 @@ FAILED_NAME = "failed"
 LOG_NAME = "compile.log"
 
 
-def keep_failure(library: Path, source: str, source_name: str, error: BuildError) -> BuildError:
+def keep_failure(library: Path, source: str, source_name: str, error: BuildError, option: str) -> BuildError:
     """Write the source and the log to `<library>/failed/<symbol>/`, and return the error with their paths.
 
+    `option` is the option that named the library.
     Raises: LibraryError if the folder cannot be written.
     """
     place = library / FAILED_NAME / error.symbol
-    with disk_errors("write", place):
+    with disk_errors("write", place, option):
         place.parent.mkdir(parents=True, exist_ok=True)
         write_folder(place, {source_name: source.encode(), LOG_NAME: error.log.encode()}, lambda name: True)
     return BuildError(error.symbol, error.log, place / source_name, place / LOG_NAME)

@@ -62,9 +62,12 @@ def is_ours(name: str) -> bool:
     return name in (RECORD_NAME, MODULE_NAME, *ARTEFACTS)
 
 
-def write_stored(library: Path, data: dict[str, Any], artefacts: Mapping[str, bytes]) -> tuple[Record, str]:
+def write_stored(
+    library: Path, data: dict[str, Any], artefacts: Mapping[str, bytes], option: str = LIBRARY_OPTION
+) -> tuple[Record, str]:
     """Write the folder of a kernel, replace an existing one, and return the record and its stamp.
 
+    `option` is the option that named the library; errors repeat it.
     Raises: LibraryError where the record is malformed, does not describe the artefacts, or cannot be written; or if the library
         lies in an exported C library.
     """
@@ -80,14 +83,11 @@ def write_stored(library: Path, data: dict[str, Any], artefacts: Mapping[str, by
                 f"{record.symbol}: the SHA-256 in the record is not that of {name}: write the record from these files"
             )
     found = StoredKernel(record, library / record.symbol, artefacts, record.dump().encode())
-    return record, _write_all(library, [found])[record.symbol]
+    return record, _write_all(library, [found], option)[record.symbol]
 
 
-def _write_all(library: Path, stored_kernels: Sequence[StoredKernel], option: str = LIBRARY_OPTION) -> dict[str, str]:
-    """Write the folders of kernels whose records describe their artefacts. Return the stamps of the records by symbol.
-
-    `option` is the option that named the library; errors repeat it.
-    """
+def _write_all(library: Path, stored_kernels: Sequence[StoredKernel], option: str) -> dict[str, str]:
+    """Write the folders of kernels whose records describe their artefacts. Return the stamps of the records by symbol."""
     reject_export(library)
     for stored in stored_kernels:
         _refuse_collision(library / check_symbol(stored.symbol), stored.record)
@@ -132,9 +132,13 @@ _REPLACEMENTS = 2
 
 @dataclass(frozen=True)
 class Library:
-    """The library in a folder. It keeps no file open, so it can be copied and shared. It logs each warning once."""
+    """The library in a folder. It keeps no file open, so it can be copied and shared. It logs each warning once.
+
+    Fields: `option` is the command-line option that named the folder; errors repeat it.
+    """
 
     folder: Path
+    option: str = field(default=LIBRARY_OPTION, compare=False)
     _warned: set[str] = field(default_factory=set, init=False, compare=False, repr=False)
 
     def publish(self, record: dict[str, Any], files: Mapping[str, bytes]) -> Path:
@@ -142,17 +146,16 @@ class Library:
 
         Raises: LibraryError if the record or the files are malformed, or the disk fails.
         """
-        written, stamp = write_stored(self.folder, record, files)
+        written, stamp = write_stored(self.folder, record, files, self.option)
         self._add_to_index([(written, stamp)])
         return self.folder / written.symbol
 
-    def publish_read(self, stored_kernels: Sequence[StoredKernel], option: str) -> None:
+    def publish_read(self, stored_kernels: Sequence[StoredKernel]) -> None:
         """Write kernels that were read, with their files, from other libraries. The disk is waited for once.
 
-        `option` is the option that named the library; errors repeat it.
         Raises: LibraryError if the disk fails.
         """
-        stamps = _write_all(self.folder, stored_kernels, option)
+        stamps = _write_all(self.folder, stored_kernels, self.option)
         self._add_to_index([(stored.record, stamps[stored.symbol]) for stored in stored_kernels])
 
     def remove(self, symbols: Iterable[str]) -> None:
@@ -160,7 +163,7 @@ class Library:
 
         Raises: LibraryError if the disk fails.
         """
-        with disk_errors("delete kernels", self.folder):
+        with disk_errors("delete kernels", self.folder, self.option):
             for symbol in symbols:
                 place, aside = self.folder / symbol, self.folder / temporary_name(symbol)
                 try:
@@ -230,7 +233,7 @@ class Library:
         Raises: LibraryError if the folder cannot be read or the index cannot be written.
         """
         require_library(self.folder)
-        with disk_errors("write the index", self.folder / INDEX_NAME):
+        with disk_errors("write the index", self.folder / INDEX_NAME, self.option):
             return len(self._with_index(self._rebuild))
 
     def _rebuild(self, index: Index) -> dict[str, str]:
@@ -259,7 +262,7 @@ class Library:
         except (sqlite3.Error, OSError) as error:
             if scan(self.folder) and is_writable(self.folder):  # else nobody can repair the index
                 self._warn(
-                    f"the index of {self.folder} cannot be used ({reason_of(error)}): reading the folders instead"
+                    f"the index of {self.folder} cannot be used ({reason_of(error, self.option)}): reading the folders instead"
                 )
             return otherwise()
 

@@ -81,7 +81,7 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell, executor: str = "")
     with disk_errors("write", target, TARGET_OPTION):
         target.mkdir(parents=True, exist_ok=True)
     require_writable(target, TARGET_OPTION)
-    library, counts = Library(target), dict.fromkeys(("added", "replaced", "present"), 0)
+    library, counts = Library(target, TARGET_OPTION), dict.fromkeys(("added", "replaced", "present"), 0)
     chosen = [(symbol, _best(candidates), candidates[0]) for symbol, candidates in sorted(found.items())]
     for first in range(0, len(chosen), _BATCH):
         start, batch, statuses = time.perf_counter(), [], {}
@@ -92,7 +92,7 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell, executor: str = "")
             if statuses[symbol] != "present":
                 batch.append(_loaded(best, symbol))
         if batch:
-            library.publish_read(batch, TARGET_OPTION)
+            library.publish_read(batch)
         for symbol, status in statuses.items():
             counts[status] += 1
             tell(symbol, status, (time.perf_counter() - start) / len(statuses))
