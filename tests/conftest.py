@@ -60,7 +60,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     seed, since = config.getoption("sample"), config.getoption("since")
-    return f"tests marked `sampled`: those of --sample {seed} --since {since}" if seed else ""
+    changed = f"--since {since} ({len(changed_paths(since))} files differ)" if since else ""
+    return f"tests marked `sampled`: those of --sample {seed} {changed}" if seed else ""
 
 
 @functools.cache
