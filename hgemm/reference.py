@@ -394,12 +394,13 @@ class ActivationFormula:
     """An activation in float64.
 
     Fields: `steepest` is the largest absolute derivative. The f32 code of the kernels has an absolute error of at most
-        `error` * (1 + |x|).
+        `error` * (1 + |x|). `exact`: it has the bits of `function` in float32.
     """
 
     function: Callable[[np.ndarray], np.ndarray]
     steepest: float
     error: float
+    exact: bool = False
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -411,11 +412,11 @@ def _silu(x: np.ndarray) -> np.ndarray:
 
 
 ACTIVATION_FORMULAS = {
-    "none": ActivationFormula(lambda x: x, 1.0, 0.0),
-    "relu": ActivationFormula(lambda x: np.maximum(x, 0.0), 1.0, 0.0),
+    "none": ActivationFormula(lambda x: x, 1.0, 0.0, exact=True),
+    "relu": ActivationFormula(lambda x: np.where(x < 0, 0.0, x), 1.0, 0.0, exact=True),
     "gelu": ActivationFormula(_gelu, 1.13, 16 * _F32_CUT),
     "silu": ActivationFormula(_silu, 1.1, 2 * _F32_CUT),
-    "leaky_relu": ActivationFormula(lambda x: np.where(x < 0, 0.01 * x, x), 1.0, 0.01 * _F32_CUT),
+    "leaky_relu": ActivationFormula(lambda x: np.where(x < 0, 0.01 * x, x), 1.0, 0.01 * _F32_CUT, exact=True),
 }
 """By the word of hgemm.problem.ACTIVATIONS. One cut is 2^-23.
 

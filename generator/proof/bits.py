@@ -23,7 +23,7 @@ from hgemm.dtypes import DTYPES, encode, representable
 from hgemm.epilogue_reference import Interval, evaluate
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LaunchOptions
-from hgemm.reference import OperandValues
+from hgemm.reference import OperandValues, formula_of
 from hgemm.verification import CheckOptions, Trial
 
 # ==== The order that a record states ====
@@ -179,13 +179,8 @@ def sums_of(order: SumOrder, a: np.ndarray, b: np.ndarray, add: Adder) -> np.nda
     return total
 
 
-_EXACT_ACTIVATIONS = {
-    "none": lambda x: x,
-    "relu": lambda x: np.where(x < 0, np.float32(0), x),
-    "leaky_relu": lambda x: np.where(x < 0, np.float32(0.01) * x, x),
-}
 _SATURATED = np.float32(128.0)
-"""From here on, gelu and silu return their argument."""
+"""From here on, gelu and silu return their argument, also in the f32 code of the kernels."""
 _NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF}
 """The NaN that a GPU computes."""
 
@@ -232,12 +227,10 @@ def predicted(
             x = x + np.float32(operands.beta) * operands.c.astype(np.float32)
         if operands.bias is not None:
             x = x + operands.bias.astype(np.float32)
-        known = np.ones(x.shape, bool)
-        if traits.activation in _EXACT_ACTIVATIONS:
-            x = _EXACT_ACTIVATIONS[traits.activation](x)
-        else:
-            known = x > _SATURATED
-        return Prediction(bits_of(_stored(x, traits.dtype_d)), known)
+        formula = formula_of(traits.activation)
+        y = formula.function(x).astype(np.float32)
+        known = np.ones(x.shape, bool) if formula.exact else (x > _SATURATED) & (y == x)
+        return Prediction(bits_of(_stored(y, traits.dtype_d)), known)
 
 
 def _of_expression(traits: LaunchTraits, operands: OperandValues, sums: np.ndarray) -> Prediction:
@@ -319,7 +312,7 @@ def order_cases(traits: LaunchTraits) -> list[Case]:
     """Return the problems that show the order: several k-tiles in every part of k, the last one ragged; few rows and many."""
     m, n = traits.tile_m, traits.tile_n
     k = (2 * traits.splits + 1) * traits.tile_k + traits.tile_k // 2 + 11
-    alpha = 1.0 if traits.activation in _EXACT_ACTIVATIONS else 2.0**10
+    alpha = 1.0 if formula_of(traits.activation).exact else 2.0**10
     options = LaunchOptions(1, 0, 1) if traits.decides_splits or traits.decides_raster else None
     shapes = (Shape(m + 5, n + 9, k), Shape(17, n, k, 2), Shape(1, n // 2 + 1, k))
     bias = traits.bias if traits.bias != "launch" else "none"
