@@ -719,8 +719,8 @@ Source: the registers %smid of CTAs on an H100 and an H200. Six of their GPCs ha
 GPC_SMS = len(GPCS[1])
 STRIPS = (1, 2, 3, 4, 8, 16)
 STRIPS_BY_GPC = (1, 2, 3, 4)
-LARGEST_BY_GPC = 2
-"""Larger clusters gain nothing by an order by GPC. Source: docs/performance-notes.md."""
+CTAS_BY_GPC = 2
+"""Only clusters of two CTAs gain by an order by GPC. Source: docs/performance-notes.md."""
 MOST_WAVES = 2
 """With more waves, the order gains little over the default one. Source: docs/performance-notes.md."""
 
@@ -772,7 +772,7 @@ def _orders_by_reads(
     means that no multicast loads it, it also counts once for each GPC.
     """
     gpcs = GPCS[ctas]
-    widths = [*STRIPS, *(BY_GPC + width for width in STRIPS_BY_GPC if ctas <= LARGEST_BY_GPC)]
+    widths = [*STRIPS, *(BY_GPC + width for width in STRIPS_BY_GPC if ctas == CTAS_BY_GPC)]
     rasters = [sign * width for width in widths for sign in (1, -1)]
     orders = {raster: tiles_in_order(raster, down, across, ctas) for raster in rasters}
 
@@ -800,25 +800,25 @@ def tiles_in_order(raster: int, down: int, across: int, ctas: int = 1) -> list[t
     width = raster % BY_GPC
     strips = [range(first, min(first + width, down)) for first in range(0, down, width)]
     tiles = [(i, j) for strip in strips for j in range(across) for i in strip]
-    if raster < BY_GPC or ctas > LARGEST_BY_GPC:
+    if raster < BY_GPC or ctas != CTAS_BY_GPC:
         return tiles
     wave, found = len(GPCS[ctas]), []
     for first in range(0, len(tiles), wave):
-        workers = min(len(tiles) - first, wave)
-        found += [tiles[first + _position(worker, workers, ctas)] for worker in range(workers)]
+        pairs = min(len(tiles) - first, wave)
+        found += [tiles[first + _position(pair, pairs)] for pair in range(pairs)]
     return found
 
 
-def _position(worker: int, workers: int, ctas: int) -> int:
-    """Return the position of a worker of a wave if those of a GPC follow one another. Placement in scheduler.cuh has the same."""
-    if ctas == 1:
-        pairs = workers // 2
-        return 2 * _position(worker // 2, pairs, 2) + worker % 2 if worker < 2 * pairs else worker
+def _position(pair: int, pairs: int) -> int:
+    """Return the position of a pair of CTAs in a wave if those of a GPC follow one another.
+
+    PlacesOfPairs in templates/common/scheduler.cuh has the same.
+    """
     first, rounds = 4, 4
     end = first + 15 * rounds
-    dealt, at, after = max(min(workers, end) - first, 0), worker - first, worker - first - 8 * rounds
-    if worker < first or worker >= end:
-        return dealt + worker if worker < first else worker
+    dealt, at, after = max(min(pairs, end) - first, 0), pair - first, pair - first - 8 * rounds
+    if pair < first or pair >= end:
+        return dealt + pair if pair < first else pair
     gpc = at % 8 if after < 0 else after % 7 + (after % 7 >= 3)
     eights = min(dealt, 8 * rounds)
     turn = at // 8 if after < 0 else rounds + after // 7
@@ -826,7 +826,7 @@ def _position(worker: int, workers: int, ctas: int) -> int:
 
 
 def _before(gpc: int, count: int, gpcs: int) -> int:
-    """If `count` workers are dealt to `gpcs` GPCs, return how many the GPCs before `gpc` get."""
+    """If `count` pairs are dealt to `gpcs` GPCs, return how many the GPCs before `gpc` get."""
     return count // gpcs * gpc + min(gpc, count % gpcs)
 
 

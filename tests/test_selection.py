@@ -483,47 +483,42 @@ def test_one_wave_orders_share_reads_within_gpcs(cluster: str, shared: int) -> N
     assert [reads(one) for one in orders] == sorted(map(reads, orders)) and reads(orders[0]) < reads(orders[-1])
 
 
-@pytest.mark.parametrize("cluster", ["1x1", "2x1", "1x2"])
 @given(down=st.integers(1, 20), across=st.integers(1, 20), width=st.integers(1, 20), sign=st.sampled_from([1, -1]))
 def test_order_by_gpc_gives_each_gpc_tiles_that_follow_one_another(
-    cluster: str, down: int, across: int, width: int, sign: int
+    down: int, across: int, width: int, sign: int
 ) -> None:
-    """Except the clusters of a wave before and after the rounds over all GPCs, and a last single CTA."""
-    ctas = row_at_launch(cluster).cluster_ctas
+    """Except the 6 pairs of a wave before and after the rounds over all GPCs."""
     plain = tiles_in_order(sign * width, down, across)
-    dealt = tiles_in_order(sign * (BY_GPC + width), down, across, ctas)
-    wave, apart = len(GPCS[ctas]), {1: 13, 2: 6}[ctas]
+    dealt = tiles_in_order(sign * (BY_GPC + width), down, across, 2)
+    wave = len(GPCS[2])
     assert sorted(plain) == sorted(dealt)
     for first in range(0, len(plain), wave):
-        gpc_of = dict(zip(dealt[first : first + wave], GPCS[ctas]))
+        gpc_of = dict(zip(dealt[first : first + wave], GPCS[2]))
         assert sorted(gpc_of) == sorted(plain[first : first + wave])
         gpcs = [gpc_of[place] for place in plain[first : first + wave]]
         followed = sum(one == other for one, other in pairwise(gpcs))
-        assert followed >= len(gpcs) - len(set(gpcs)) - apart
+        assert followed >= len(gpcs) - len(set(gpcs)) - 6
 
 
-@pytest.mark.parametrize("ctas", [1, 2])
-def test_kernel_and_host_have_the_same_order_by_gpc(host_compiler: HostCompiler, tmp_path: Path, ctas: int) -> None:
-    text = (templates_folder() / "common/scheduler.cuh").read_text()
-    begin = text.index("template <int CTAS>")
-    placement, wave = text[begin : text.index("\n};", begin) + 3], len(GPCS[ctas])
-    program = tmp_path / "placement.cpp"
+def test_kernel_and_host_have_the_same_order_by_gpc(host_compiler: HostCompiler, tmp_path: Path) -> None:
+    text, wave = (templates_folder() / "common/scheduler.cuh").read_text(), len(GPCS[2])
+    begin = text.index("struct PlacesOfPairs")
+    places, program, binary = text[begin : text.index("\n};", begin) + 3], tmp_path / "places.cpp", tmp_path / "places"
     program.write_text(
         f"""#include <cstdint>
 #include <cstdio>
 #define HGEMM_DEVICE
-{placement}
+{places}
 int main() {{
-  std::printf("%u", Placement<{ctas}>::wave);
-  for (unsigned workers = 1; workers <= {wave}; ++workers)
-    for (unsigned at = 0; at < workers; ++at) std::printf(" %u", Placement<{ctas}>::position(at, workers));
+  std::printf("%u", PlacesOfPairs::wave);
+  for (unsigned pairs = 1; pairs <= {wave}; ++pairs)
+    for (unsigned pair = 0; pair < pairs; ++pair) std::printf(" %u", PlacesOfPairs::position(pair, pairs));
 }}
 """
     )
-    binary = tmp_path / "placement"
     subprocess.run([*host_compiler.command, "-o", binary, program], check=True)
     of_kernel = list(map(int, subprocess.run([binary], check=True, capture_output=True, text=True).stdout.split()))
-    of_host = [column for workers in range(1, wave + 1) for _, column in tiles_in_order(BY_GPC + 1, 1, workers, ctas)]
+    of_host = [column for pairs in range(1, wave + 1) for _, column in tiles_in_order(BY_GPC + 1, 1, pairs, 2)]
     assert of_kernel == [wave, *of_host]
 
 

@@ -42,7 +42,8 @@ struct Problem {
 
 static_assert(sizeof(Problem) == 160, "the launchers pack this struct by hand");
 
-// Added to the absolute value of raster_tiles: each GPC of an idle H100 or H200 gets tiles that follow one another.
+// Added to the absolute value of raster_tiles: each GPC of an idle H100 or H200 gets tiles that follow one another. Clusters of two
+// CTAs only; others ignore it.
 inline constexpr uint32_t raster_by_gpc = 1 << 16;
 
 template <class...>

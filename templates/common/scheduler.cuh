@@ -48,40 +48,31 @@ HGEMM_DEVICE constexpr bool persistent() {
   }
 }
 
-// The CTAs of a worker, which share an SM's GPC.
+// The CTAs of a worker.
 template <class Policy, class = void>
 inline constexpr int worker_ctas = 1;
 template <class Policy>
 inline constexpr int worker_ctas<Policy, typename MakeVoid<decltype(Policy::cluster_m)>::Type> = Policy::cluster_m * Policy::cluster_n;
 
-// An idle H100 or H200 places the pairs of CTAs of a wave on its 8 GPCs in this order: `first` of them somewhere, `rounds` rounds of
-// 8 GPCs, as many rounds without GPC 3, `last` somewhere. See GPCS in hgemm/dispatch_table.py.
-// Returns the position of a worker among `workers`, if those of GPC 0 come first, then those of GPC 1, and so on.
-template <int CTAS>
-struct Placement {
-  static constexpr uint32_t beside = 2 / CTAS;  // workers of a pair
-  static constexpr uint32_t first = 4, rounds = 4, last = 2;
-  static constexpr uint32_t wave = (first + 15 * rounds + last) * beside;
+// An idle H100 or H200 places the clusters of two CTAs of a wave on its 8 GPCs in this order: `first` of them somewhere, `rounds` rounds
+// of 8 GPCs, as many rounds without GPC 3, and the rest somewhere. See GPCS in hgemm/dispatch_table.py.
+struct PlacesOfPairs {
+  static constexpr uint32_t first = 4, rounds = 4, end = first + 15 * rounds, wave = end + 2;
 
-  HGEMM_DEVICE static uint32_t position(uint32_t worker, uint32_t workers) {
-    uint32_t const place = worker / beside, places = workers / beside;
-    return place < places ? position_of(place, places) * beside + worker % beside : worker;
-  }
-
-  // Without branches: most problems have too few tiles for some.
-  HGEMM_DEVICE static uint32_t position_of(uint32_t place, uint32_t places) {
-    constexpr uint32_t end = first + 15 * rounds;
-    uint32_t const dealt = places > first ? (places < end ? places : end) - first : 0;
+  // Returns the position of a pair among `pairs` of a wave, if those of GPC 0 come first, then those of GPC 1, and so on. Without
+  // branches: most problems have too few tiles for some.
+  HGEMM_DEVICE static uint32_t position(uint32_t pair, uint32_t pairs) {
+    uint32_t const dealt = pairs > first ? (pairs < end ? pairs : end) - first : 0;
     uint32_t const eights = dealt < 8 * rounds ? dealt : 8 * rounds;  // dealt to 8 GPCs; the others to 7
-    uint32_t const at = place - first, after = at - 8 * rounds;
+    uint32_t const at = pair - first, after = at - 8 * rounds;
     bool const in_eights = at < 8 * rounds;
     uint32_t const gpc = in_eights ? at % 8 : after % 7 + (after % 7 >= 3);
     uint32_t const round = in_eights ? at / 8 : rounds + after / 7;
     uint32_t const position = before(gpc, eights, 8) + before(gpc - (gpc > 3), dealt - eights, 7) + round;
-    return place < first ? dealt + place : place < end ? position : place;
+    return pair < first ? dealt + pair : pair < end ? position : pair;
   }
 
-  // If `count` workers are dealt to `gpcs` GPCs, returns how many the GPCs before `gpc` get.
+  // If `count` pairs are dealt to `gpcs` GPCs, returns how many the GPCs before `gpc` get.
   HGEMM_DEVICE static uint32_t before(uint32_t gpc, uint32_t count, uint32_t gpcs) {
     return count / gpcs * gpc + (gpc < count % gpcs ? gpc : count % gpcs);
   }
@@ -178,13 +169,12 @@ struct Scheduler {
     }
   }
 
-  // Returns the position in the order of D of a launch's tile, so that the workers of a GPC take tiles that follow one another.
-  // Larger clusters keep their order: they gain nothing.
+  // Returns the position in the order of D of a launch's tile, so that the pairs of a GPC take tiles that follow one another.
+  // Workers of other sizes keep their order: they gain nothing.
   HGEMM_DEVICE uint32_t by_gpc(uint32_t tile) const {
-    if constexpr (worker_ctas<Policy> > 2) return tile;
-    using Places = Placement<worker_ctas<Policy> == 1 ? 1 : 2>;
-    uint32_t const first = tile / Places::wave * Places::wave;
-    return first + Places::position(tile - first, smaller(tiles() - first, Places::wave));
+    if constexpr (worker_ctas<Policy> != 2) return tile;
+    uint32_t const first = tile / PlacesOfPairs::wave * PlacesOfPairs::wave;
+    return first + PlacesOfPairs::position(tile - first, smaller(tiles() - first, PlacesOfPairs::wave));
   }
 
   // Computes the coordinates of a tile in a grid of (across, along) tiles. The grid is cut into strips of (width, along) tiles.

@@ -759,7 +759,7 @@ static int32_t best_strips(hgemm_target const *target, hgemm_query const *q, hge
 }
 
 /* The GPC of each cluster of a launch, as a digit: GPCS of dispatch_table.py. Clusters of one CTA are pairs of the same GPC. */
-enum { GPC_COUNT = 8, GPC_SMS = 132, STRIPS_COUNT = 6, STRIPS_BY_GPC = 4, LARGEST_BY_GPC = 2, MOST_WAVES = 2, BY_GPC = 1 << 16 };
+enum { GPC_COUNT = 8, GPC_SMS = 132, STRIPS_COUNT = 6, STRIPS_BY_GPC = 4, CTAS_BY_GPC = 2, MOST_WAVES = 2, BY_GPC = 1 << 16 };
 static char const GPCS_OF_PAIRS[] = "6705" "01234567" "01234567" "01234567" "01234567" "0124567" "0124567" "0124567" "0124567" "24";
 static char const GPCS_OF_FOURS[] = "01234567" "01234567" "0124567" "0124567";
 static uint32_t const STRIPS[STRIPS_COUNT] = {1, 2, 3, 4, 8, 16};
@@ -773,22 +773,21 @@ typedef struct {
   uint32_t clusters, of_part, is_private;
 } Side;
 
-/* If `count` clusters are dealt to `gpcs` GPCs, returns how many the GPCs before `gpc` get. */
+/* If `count` pairs are dealt to `gpcs` GPCs, returns how many the GPCs before `gpc` get. */
 static uint32_t before(uint32_t gpc, uint32_t count, uint32_t gpcs) {
   return count / gpcs * gpc + (gpc < count % gpcs ? gpc : count % gpcs);
 }
 
-/* Returns the position of a cluster of a wave of `count`, if those of a GPC follow one another: _position() of dispatch_table.py. */
-static uint32_t position_of(uint32_t ctas, uint32_t cluster, uint32_t count) {
+/* Returns the position of a pair of CTAs in a wave of `pairs`, if those of a GPC follow one another: _position() of dispatch_table.py. */
+static uint32_t position_of(uint32_t pair, uint32_t pairs) {
   uint32_t const first = 4, rounds = 4, end = first + 15 * rounds;
-  uint32_t const dealt = count > first ? (count < end ? count : end) - first : 0;
+  uint32_t const dealt = pairs > first ? (pairs < end ? pairs : end) - first : 0;
   uint32_t const eights = dealt < 8 * rounds ? dealt : 8 * rounds; /* dealt to 8 GPCs; the others to 7 */
-  uint32_t const at = cluster - first, after = at - 8 * rounds;
+  uint32_t const at = pair - first, after = at - 8 * rounds;
   int const in_eights = at < 8 * rounds;
   uint32_t const gpc = in_eights ? at % 8 : after % 7 + (after % 7 >= 3);
   uint32_t const round = in_eights ? at / 8 : rounds + after / 7;
-  if (ctas == 1) return cluster < count / 2 * 2 ? 2 * position_of(2, cluster / 2, count / 2) + cluster % 2 : cluster;
-  if (cluster < first || cluster >= end) return cluster < first ? dealt + cluster : cluster;
+  if (pair < first || pair >= end) return pair < first ? dealt + pair : pair;
   return before(gpc, eights, 8) + before(gpc - (gpc > 3), dealt - eights, 7) + round;
 }
 
@@ -799,7 +798,7 @@ static void find_gpcs(uint8_t gpcs[2][MOST_WAVES * GPC_SMS], uint32_t ctas, uint
     uint32_t const count = clusters - first < places ? clusters - first : places;
     uint8_t const gpc = (uint8_t)gpc_of(ctas, in_wave);
     gpcs[0][cluster] = gpc;
-    if (ctas <= LARGEST_BY_GPC) gpcs[1][first + position_of(ctas, in_wave, count)] = gpc;
+    if (ctas == CTAS_BY_GPC) gpcs[1][first + position_of(in_wave, count)] = gpc;
   }
 }
 
@@ -841,7 +840,7 @@ static int32_t best_raster(hgemm_target const *target, hgemm_query const *q, hge
     return best_strips(target, q, found);
   }
   find_gpcs(gpcs, ctas, places, clusters);
-  for (uint32_t i = 0; i < STRIPS_COUNT + (ctas <= LARGEST_BY_GPC ? STRIPS_BY_GPC : 0); ++i) {
+  for (uint32_t i = 0; i < STRIPS_COUNT + (ctas == CTAS_BY_GPC ? STRIPS_BY_GPC : 0); ++i) {
     int const by_gpc = i >= STRIPS_COUNT;
     uint32_t const width = STRIPS[by_gpc ? i - STRIPS_COUNT : i];
     int32_t const raster = (int32_t)(by_gpc ? BY_GPC + width : width);
