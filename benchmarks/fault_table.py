@@ -2364,6 +2364,7 @@ ORDER = (
 
 _STREAM_K = {**AUDIT_64, "schedule": "stream_k"}
 _LAUNCH = {**AUDIT_64, "schedule": "launch", "raster": "launch"}
+_LAUNCH_PAIRS = {**AUDIT_CLUSTER, "raster": "launch"}
 _CP_ASYNC_WGMMA = {"arch": "sm_90a", "mma": "wgmma", "copy": "cp_async", "align": "2", "tile": "64x64x64"}
 _FEW_ROWS = {"arch": "sm_90", "tile": "16x32x512", "copy": "ldg"}
 
@@ -2410,10 +2411,18 @@ OTHERS = (
     ),
     _other(
         "panels of rows",
-        At("Scheduler::locate", "-problem->raster_tiles, tiles_n, tiles_m").replace(
-            "-problem->raster_tiles, tiles_m, tiles_n"
-        ),
+        At("Scheduler::locate", "position, width, tiles_n, tiles_m").replace("position, width, tiles_m, tiles_n"),
         _LAUNCH,
+    ),
+    _other(
+        "two pairs in one place of the order by GPC",
+        At("PlacesOfPairs::position", "after % 7 >= 3").replace("after % 7 > 3"),
+        _LAUNCH_PAIRS,
+    ),
+    _other(
+        "the pairs before the rounds of GPCs behind the wave",
+        At("PlacesOfPairs::position", "dealt + pair").replace("pairs + pair"),
+        _LAUNCH_PAIRS,
     ),
     _other("turns of ping-pong without parity", At("Mainloop::order_wait", "order_phase ^= 1").drop(), AUDIT_PINGPONG),
     _other(

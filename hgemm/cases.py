@@ -201,7 +201,7 @@ def raster_cases(traits: LaunchTraits) -> list[Case]:
         return [
             Case(Shape(4 * rows + 1, columns + 1, 1), once=True, options=LaunchOptions(1, 0, 2)),
             Case(Shape(rows + 1, 4 * columns + 1, 1), once=True, options=LaunchOptions(1, 0, -2)),
-            Case(Shape(rows + 1, 4 * columns + 1, 1), once=True, options=LaunchOptions(1, 0, BY_GPC + 2)),
+            Case(Shape(1, 65 * columns + 1, 1), once=True, options=LaunchOptions(1, 0, BY_GPC + 2)),
         ]
     group = max(int(size), traits.cluster_shape[0]) * traits.tile_m if kind == "group" else 8 * rows
     panel = max(int(size), columns) if kind == "panel" else 8 * columns
