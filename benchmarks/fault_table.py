@@ -1353,19 +1353,20 @@ WGMMA_CP_ASYNC = (
 # ---- Kernels on mma.sync: fragments from global memory ----------------------------------------------------------------
 
 TO_REGISTERS = {"arch": "sm_90", "mma": "m16n8k16", "copy": "ldg", "tile": "8x16x128", "stages": "2"}
-TWO_K_TILES, END_OF_K = "8x32x256", "7x15x203"
+TO_REGISTERS_TT = {**TO_REGISTERS, "layout": "tt"}
+TWO_K_TILES, END_OF_K, END_OF_N, PART_OF_A_TILE = "8x32x256", "7x15x203", "7x27x200", "7x40x200"
 
 MMA_SYNC_DIRECT = (
     Fault(
         "fragments from global memory: partial accumulators added before all warps have stored them",
-        At("gemm", "cta_barrier()", after="store_partials<Policy>(rows").drop(),
+        At("gemm", "cta_barrier()", after="store_partials<Policy>(product").drop(),
         TO_REGISTERS,
         TWO_K_TILES,
         ("race", "uninitialised"),
     ),
     Fault(
         "fragments from global memory: a vector loaded past the end of k",
-        At("WarpRows::load", "v * block_k < left", occurrence=1).replace("v * block_k <= left"),
+        At("KMajorOperand::load", "v * block_k < left", occurrence=1).replace("v * block_k <= left"),
         TO_REGISTERS,
         END_OF_K,
         ("bounds", NUMBERS),
@@ -1386,9 +1387,44 @@ MMA_SYNC_DIRECT = (
     ),
     Fault(
         "fragments from global memory: a column past the last one",
-        At("WarpRows::inside", "index < extent").replace("true"),
+        At("KMajorOperand::inside", "row < extent").replace("true"),
         TO_REGISTERS,
         END_OF_K,
+        ("bounds",),
+    ),
+    Fault(
+        "fragments from global memory, n contiguous: words that are not transposed",
+        At("MnMajorOperand::transpose", "atoms::transposed(words[v][i][word])").replace("words[v][i][word]"),
+        TO_REGISTERS_TT,
+        TWO_K_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "fragments from global memory, n contiguous: a vector loaded past the end of k",
+        At("MnMajorOperand::load", "here < left", occurrence=1).replace("here <= left"),
+        TO_REGISTERS_TT,
+        PART_OF_A_TILE,
+        ("bounds", NUMBERS),
+    ),
+    Fault(
+        "fragments from global memory, n contiguous: a vector loaded past the last element",
+        At("MnMajorOperand::load", "lane_k() - ragged").replace("lane_k()"),
+        TO_REGISTERS_TT,
+        END_OF_N,
+        ("bounds",),
+    ),
+    Fault(
+        "fragments from global memory, n contiguous: a column past the last one in the last k",
+        At("MnMajorOperand::load_end", "e + i * group_rows < rows").replace("true"),
+        TO_REGISTERS_TT,
+        END_OF_N,
+        ("bounds",),
+    ),
+    Fault(
+        "fragments from global memory, n contiguous: a vector of columns past the last one",
+        At("MnMajorOperand::MnMajorOperand", "row + i * group_rows < extent ? ... : ...;").replace("row + i * group_rows;"),
+        TO_REGISTERS_TT,
+        PART_OF_A_TILE,
         ("bounds",),
     ),
 )

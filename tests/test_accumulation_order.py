@@ -161,6 +161,9 @@ KERNELS = {
     "cp.async, k-tile 64": {**CP_ASYNC, "tile": "32x32x64"},
     "m16n8k8": {**TMA, "mma": "m16n8k8"},
     "direct": {**BASE, "copy": "ldg", "tile": "16x32x256"},
+    "direct, n and n": {**BASE, "copy": "ldg", "tile": "16x32x256", "layout": "nn"},
+    "direct, n and t": {**BASE, "copy": "ldg", "tile": "16x32x256", "layout": "nt"},
+    "direct, t and t": {**BASE, "copy": "ldg", "tile": "16x24x256", "layout": "tt"},
 }
 
 

@@ -29,11 +29,6 @@ def plan_of(**texts: str) -> Plan:
     return candidate.plan
 
 
-def test_other_layouts_get_a_tile_with_few_rows() -> None:
-    (violation,) = violations(plan_of(layout="nn", tile="16x64x128", stages="2"))
-    assert (violation.change["copy"], violation.change["cta_tile"]) == ("cp_async", "16x64x64")
-
-
 def test_warps_share_k_and_each_computes_the_whole_tile() -> None:
     plan = plan_of(tile="8x16x1024", stages="4")
     assert family_of(plan.spec).name == "mma_sync_direct"
@@ -45,8 +40,9 @@ def test_warps_share_k_and_each_computes_the_whole_tile() -> None:
 
 @pytest.mark.parametrize("arch", SERVED)
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_plans_are_legal_and_estimated_on_every_architecture(arch: str, dtype: str) -> None:
-    plan = plan_of(arch=arch, dtype=dtype)
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+def test_plans_are_legal_and_estimated_on_every_architecture(arch: str, dtype: str, layout: str) -> None:
+    plan = plan_of(arch=arch, dtype=dtype, layout=layout)
     assert not violations(plan) and plan.spec.copy == "ldg"
     assert clocks_of(planned_record(plan)).k_tile > 0
 
@@ -55,7 +51,6 @@ ILLEGAL = (
     ({"tile": "32x16x1024"}, "cta_tile", "m must be 8 or 16"),
     ({"tile": "8x12x1024"}, "cta_tile", "n a multiple of 8"),
     ({"tile": "8x16x1000"}, "warps", "k must be 32 times the stages"),
-    ({"layout": "nn"}, "layout", "in layout tn"),
     ({"align": "4"}, "alignment", "requires 8 elements"),
     ({"acc": "f16"}, "accumulator", "supports f32"),
     ({"schedule": "split_k:2"}, "fixed_fields", "require schedule one_tile"),
@@ -93,10 +88,13 @@ KINDS = (
         "activation": "relu",
         "align_d": "1",
     },
+    {"tile": "8x32x64", "stages": "1", "layout": "nn", "bias": "column"},
+    {"tile": "16x64x64", "stages": "1", "layout": "nt", "dtype": "bf16"},
+    {"tile": "16x24x128", "stages": "2", "layout": "tt"},
 )
 
 
-@pytest.mark.parametrize("texts", KINDS, ids=lambda texts: texts["tile"])
+@pytest.mark.parametrize("texts", KINDS, ids=lambda texts: f"{texts['tile']} {texts.get('layout', 'tn')}")
 def test_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     kernel = emit(plan_of(**texts), TEMPLATES)
     proved = prove(subject_of(kernel), host_toolchain)

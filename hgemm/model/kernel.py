@@ -175,7 +175,8 @@ def _mma_sync(spec: Mapping[str, Any], card: Card) -> KTile:
     if by_tma:
         copy = (m + n) * k * size / figure("tma_bytes_per_clock_per_sm")
     elif to_registers(spec):
-        copy = copy_cycles(n * k * size, _MAX_COPY_BYTES, figure(f"cpi.ldg{8 * _MAX_COPY_BYTES}"))  # A is in L1
+        lane_bytes = _MAX_COPY_BYTES if spec["layout"][1] == "n" else _largest_power(n // 4 * size, _MAX_COPY_BYTES)
+        copy = copy_cycles(n * k * size, lane_bytes, figure(f"cpi.ldg{8 * lane_bytes}"))  # A is in L1
     else:
         copy = _copy(spec, figure, m * k, spec["align_a"]) + _copy(spec, figure, n * k, spec["align_b"])
     warps = (m // warp_m) * (n // warp_n)
@@ -191,6 +192,11 @@ def _mma_sync(spec: Mapping[str, Any], card: Card) -> KTile:
         flop_per_byte=intensity(m, n, size),
         figures=tuple(figure.names),
     )
+
+
+def _largest_power(value: int, most: int) -> int:
+    """Return the largest power of two up to `most` that divides a value."""
+    return min(value & -value, most)
 
 
 def _kinds(spec: Mapping[str, Any]) -> tuple[str, ...]:

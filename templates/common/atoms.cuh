@@ -151,13 +151,28 @@ HGEMM_DEVICE Vec16B ld_global_l2(Vec16B const* pointer, bool valid) {
   return word;
 }
 // Leaves no copy in the L1 cache, for data that an SM reads once. If `valid` is false, it reads nothing and returns zeros.
-HGEMM_DEVICE Vec16B ld_global_once(Vec16B const* pointer, bool valid) {
-  Vec16B word;
-  asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
-               "@valid ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-               : "=&r"(word.x), "=&r"(word.y), "=&r"(word.z), "=&r"(word.w)
-               : "l"(pointer), "r"(uint32_t(valid)));
-  return word;
+template <int COUNT>
+HGEMM_DEVICE Vec<uint32_t, COUNT> ld_global_once(Vec<uint32_t, COUNT> const* pointer, bool valid) {
+  Vec<uint32_t, COUNT> words;
+  uint32_t(&word)[COUNT] = words.element;
+  if constexpr (COUNT == 4) {
+    asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+                 "@valid ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "=&r"(word[0]), "=&r"(word[1]), "=&r"(word[2]), "=&r"(word[3])
+                 : "l"(pointer), "r"(uint32_t(valid)));
+  } else if constexpr (COUNT == 2) {
+    asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %3, 0; mov.u32 %0, 0; mov.u32 %1, 0;\n"
+                 "@valid ld.global.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2]; }"
+                 : "=&r"(word[0]), "=&r"(word[1])
+                 : "l"(pointer), "r"(uint32_t(valid)));
+  } else {
+    static_assert(COUNT == 1, "a vector has 4, 8 or 16 bytes");
+    asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %2, 0; mov.u32 %0, 0;\n"
+                 "@valid ld.global.L1::no_allocate.L2::128B.u32 %0, [%1]; }"
+                 : "=&r"(word[0])
+                 : "l"(pointer), "r"(uint32_t(valid)));
+  }
+  return words;
 }
 template <class T>
 HGEMM_DEVICE void st_global(T* pointer, T value) {
@@ -194,6 +209,13 @@ HGEMM_DEVICE void ldmatrix_x2(void const* row, uint32_t& r0, uint32_t& r1) {
   } else {
     cute::SM75_U32x2_LDSM_N::copy(source, r0, r1);
   }
+}
+
+// Transposes an 8x8 matrix of 2-byte elements. Lane l has two of them: row l / 4, columns l % 4 * 2 and the next.
+HGEMM_DEVICE uint32_t transposed(uint32_t pair) {
+  uint32_t result;
+  cute::SM75_U32x1_MOVM_T::copy(pair, result);
+  return result;
 }
 
 // ---- Tensor cores -------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def expectation(plan: DirectPlan, allow_spills: bool) -> Expectation:
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,
         mma_theory=f"tile {plan.spec.cta_tile}, {plan.warps} warps along k, {plan.spec.mma}",
-        required=("HMMA", "LDG"),
+        required=("HMMA", "LDG", *(() if plan.spec.layout == "tn" else ("MOVM",))),
         forbidden=("LDGSTS", "LDSM"),
         max_k_tiles_in_code=2 if ARCHS[plan.spec.arch].number >= 100 else 1,
         allow_spills=allow_spills,
@@ -52,6 +52,8 @@ def values(plan: DirectPlan, symbol: str) -> dict[str, Any]:
         ),
         "warps": plan.warps,
         "ctas_per_sm": spec.ctas_per_sm,
+        "a_k_major": spec.a_k_major,
+        "b_k_major": spec.b_k_major,
     }
 
 

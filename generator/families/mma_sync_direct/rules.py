@@ -105,12 +105,6 @@ def accumulator(plan: Plan) -> str | None:
     return None if plan.spec.acc == "f32" else f"acc is {plan.spec.acc}; copy ldg supports f32"
 
 
-@rule(lambda plan: [*on_cp_async(plan), {"layout": "tn"}])
-def layout(plan: Plan) -> str | None:
-    found = plan.spec.layout
-    return None if found == "tn" else f"layout is {found}; copy ldg loads rows along k, as in layout tn"
-
-
 @rule(lambda plan: [*on_cp_async(plan), *common.aligned_to_16_bytes(plan)])
 def alignment(plan: Plan) -> str | None:
     return common.off_16_bytes(plan, "copy ldg")
