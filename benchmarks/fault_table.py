@@ -1422,7 +1422,9 @@ MMA_SYNC_DIRECT = (
     ),
     Fault(
         "fragments from global memory, n contiguous: a vector of columns past the last one",
-        At("MnMajorOperand::MnMajorOperand", "row + i * group_rows < extent ? ... : ...;").replace("row + i * group_rows;"),
+        At("MnMajorOperand::MnMajorOperand", "row + i * group_rows < extent ? ... : ...;").replace(
+            "row + i * group_rows;"
+        ),
         TO_REGISTERS_TT,
         PART_OF_A_TILE,
         ("bounds",),
