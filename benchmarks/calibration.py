@@ -43,6 +43,7 @@ from hgemm.dispatch_table import (
     Row,
     element_store_clocks,
     energy,
+    has_gpcs,
     partial_eighths,
     row_of,
     sms_used,
@@ -64,6 +65,7 @@ from hgemm.model.calibrated import (
     WAVE_BOUNDS,
     WAVE_CLASSES,
     Calibration,
+    Factors,
     Words,
     calibration,
     document_of,
@@ -156,11 +158,12 @@ def launch_of(problem: Sequence[Any]) -> tuple[int, str]:
     return batch, layout
 
 
-LAUNCHES = 5
+LAUNCHES = 6
 """How products are launched: data files without this field have 1. Since 2 (2026-11-26 16:05), launches of one or two waves order
 tiles by GPC, and all CTAs of a tile add the parts of k. Since 3 (19:30), kernels stage all of a tile's D where it fits, and pad the
 boxes of operands that are not K-major. Since 4 (22:40), the TMA loads rows of 16 bytes eight at a time, and kernels load their
-first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major end with the tile."""
+first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major end with the tile. Since 6 (11:30), launches
+of one or two waves give each GPC a run of tiles."""
 SHARED_PARTS = 2
 """The least `launches` with which all CTAs of a tile add the parts of k."""
 SHORT_ROWS = 4
@@ -168,9 +171,11 @@ SHORT_ROWS = 4
 SHORT_ROW_BYTES = 16
 EDGE_BOXES = 5
 """The least `launches` with which boxes end with their tile."""
+RUNS_OF_TILES = 6
+"""The least `launches` with which each GPC has a run of tiles."""
 FEW_TILES = 3
 """Of so many tiles along an extent or fewer, the last one decides the time."""
-WEIGHTS = {1: 1, 2: 3, 3: 6, 4: 6, 5: 9}
+WEIGHTS = {1: 1, 2: 3, 3: 6, 4: 6, 5: 9, 6: 9}
 """Problems count this often in a fit, by `launches`. Source: cross-validation on the latest ones."""
 
 
@@ -191,6 +196,14 @@ def has_other_boxes(words: Words, layout: str, launched: int, m: int, n: int) ->
         tile % box.box[0] or (extent % box.box[0] and extent <= FEW_TILES * tile)
         for (tile, extent), box in zip(extents, boxes, strict=True)
     )
+
+
+def has_other_order(row: Row, query: SelectionQuery, target: Target, launched: int) -> bool:
+    """Return whether a launch that splits nothing had another order of tiles, if it was launched so, and loaded more."""
+    if launched >= RUNS_OF_TILES or not row.decides_raster or not has_gpcs(row, query, target):
+        return False
+    extents = (query.m, row.tile_m * row.cluster_m), (query.n, row.tile_n * row.cluster_n)
+    return all(extent > of_cluster for extent, of_cluster in extents)
 
 
 NONE = Calibration((), 0, STATE, "", (), (), {}, {}, {})
@@ -296,13 +309,15 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
     found: list[tuple[float, ...]] = []
     for at, problem in enumerate(document["problems"]):
         (m, n, k), (batch, layout) = problem[:3], launch_of(problem)
-        straddling = SelectionQuery.dense(Kind(layout), (m, n, k, batch)).straddling
+        query = SelectionQuery.dense(Kind(layout), (m, n, k, batch))
         for kernel, time_ns, *options in problem[TIMES]:
             place = places.get((kernels[kernel], layout))
             if place is None or has_other_boxes(kernels[kernel], layout, launched, m, n):
                 continue
             row = its_rows[place]
             splits, whole = options or (row.splits, 0)
+            if splits == 1 and has_other_order(row, query, target, launched):
+                continue
             whole *= row.cluster_m * row.cluster_n
             tiles, sms, resident = row.tiles(m, n) * batch, sms_used(row, target), tiles_per_sm(row, target)
             all_k_tiles, shared = -(-k // row.tile_k), bool(options) and splits > 1
@@ -321,7 +336,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[KernelKey, Row]) -> L
                     *(sum(busiest), sum(rounds), busiest[1] * shared, rounds[1] * shared),
                     sum(items * k_tiles for items, k_tiles in parts),
                     *(ctas, parts[1][0] * shared, sms),
-                    *(mib, mib * slower, straddling / 2, added * shared),
+                    *(mib, mib * slower, query.straddling / 2, added * shared),
                     *(m, n, k, batch, LAYOUTS.index(layout), WEIGHTS[launched]),
                 )
             )
@@ -880,11 +895,13 @@ def fit_command(files: Sequence[Path], keep_tn: bool, to: Path) -> None:
             for (words, _), place in places.items()
         },
         spans={span: _permille(factors.spans[place]) for span, place in spans.items() if span != SPANS[0]},
-        kernels={
-            key: _permille(scale * (factors.own[place] if current[place] else not_again(factors, place)))
-            for key, place in places.items()
-            if measured[place]
-        },
+        kernels=without_repeats(
+            {
+                key: _permille(scale * (factors.own[place] if current[place] else not_again(factors, place)))
+                for key, place in places.items()
+                if measured[place]
+            }
+        ),
         waves=tuple(_permille(part) for part in np.split(factors.waves, WAVE_CLASSES)),
     )
     if keep_tn:
@@ -901,6 +918,17 @@ def fit_command(files: Sequence[Path], keep_tn: bool, to: Path) -> None:
     to.write_text(in_lines(document), encoding="utf-8")
     calibration.cache_clear()
     click.echo(f"{len(found.kernels)} kernels, {to.stat().st_size} B; all together: {dict(zip(TERMS, found.others))}")
+
+
+def without_repeats(kernels: Mapping[KernelKey, Factors]) -> dict[KernelKey, Factors]:
+    """Return kernels without those that differ in the raster only and have the same factors: `Calibration.measured` finds either."""
+    alike: dict[KernelKey, dict[KernelKey, Factors]] = {}
+    for (words, layout), factors in kernels.items():
+        alike.setdefault((words[:-1], layout), {})[words, layout] = factors
+    found = {}
+    for its in alike.values():
+        found.update(its if len({*its.values()}) > 1 else [next(iter(its.items()))])
+    return found
 
 
 def with_others(shipped: Calibration, found: Calibration) -> Calibration:

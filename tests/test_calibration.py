@@ -247,6 +247,25 @@ def test_measurements_of_boxes_beyond_the_end_are_left_out(tile: str, layout: st
     assert not fitting.has_other_boxes(words, layout, fitting.EDGE_BOXES, m, n)
 
 
+@pytest.mark.parametrize(
+    ("raster", "n", "other"),
+    [("launch", 2048, True), ("group:8", 2048, False), ("launch", 128, False), ("launch", 65536, False)],
+)
+def test_measurements_of_another_order_of_tiles_are_left_out(raster: str, n: int, other: bool) -> None:
+    its, target = row(raster=raster, cluster="1x1", tile="128x128x64", stages="6"), Target.typical("sm_90a", 132)
+    query = SelectionQuery.dense(Kind("tn"), (1024, n, 512, 1))
+    assert fitting.has_other_order(its, query, target, fitting.RUNS_OF_TILES - 1) == other
+    assert not fitting.has_other_order(its, query, target, fitting.RUNS_OF_TILES)
+
+
+def test_calibration_has_kernels_that_differ_in_the_raster_once_if_their_factors_agree() -> None:
+    one, two, three = ((1,), (1,), (2,))
+    kernels = {(("a", "4", "row"), "tn"): one, (("a", "4", "launch"), "tn"): two, (("a", "5", "row"), "tn"): two}
+    assert [*fitting.without_repeats(kernels)] == [(("a", "4", "row"), "tn"), (("a", "5", "row"), "tn")]
+    kernels[("a", "4", "group:8"), "tn"] = three
+    assert fitting.without_repeats(kernels) == kernels
+
+
 @pytest.mark.parametrize(("batch", "layout"), [(1, "tn"), (1, "nt"), (9, "tt")])
 @pytest.mark.parametrize("level", [UNCALIBRATED, OF_KERNEL])
 def test_fit_and_selection_have_the_same_estimates(level: int, batch: int, layout: str) -> None:
