@@ -470,6 +470,8 @@ NOT_AGAIN = 1.02
 """Factor of kernels that were only measured as products were launched before SHARED_PARTS. Their own factors are too extreme, so
 the estimates use the geometric means of these and of the factors of their group. Source: 68 drawn problems that `hgemm tune`
 measured. The kernel with the lowest estimate loses 2.2 % to the fastest. With the own factors alone, it loses 2.7 %."""
+LEAST_LAUNCHES = 4
+"""Kernels of the family with fewer launches have the factors of their group, or those of tn."""
 MIN_PROBLEMS, FASTEST_SHARE = 100, 0.1
 """A kernel that was measured on fewer than MIN_PROBLEMS is limited to the rate that FASTEST_SHARE of its group's others reach.
 
@@ -883,12 +885,13 @@ def fit_command(files: Sequence[Path], keep_tn: bool, to: Path) -> None:
     devices = devices_of(documents)
     places = {key: place for place, key in enumerate(rows)}
     spans = {span_of(*key): place for key, place in places.items()}
+    family = next(iter(rows))[0][: len(FAMILY)]
     found = Calibration(
         devices=tuple(device["name"] for device in devices),
         problems=sum(device["problems"] for device in devices),
         state=STATE,
         fitted=fits()["wgmma"].date,
-        family=next(iter(rows))[0][: len(FAMILY)],
+        family=family,
         others=_permille(NOT_MEASURED * scale * factors.shared),
         groups={
             group_of(words): _permille(NOT_MEASURED * scale * factors.groups[place])
@@ -899,7 +902,7 @@ def fit_command(files: Sequence[Path], keep_tn: bool, to: Path) -> None:
             {
                 key: _permille(scale * (factors.own[place] if current[place] else not_again(factors, place)))
                 for key, place in places.items()
-                if measured[place]
+                if measured[place] >= (LEAST_LAUNCHES if key[0][: len(FAMILY)] == family else 1)
             }
         ),
         waves=tuple(_permille(part) for part in np.split(factors.waves, WAVE_CLASSES)),
@@ -921,7 +924,7 @@ def fit_command(files: Sequence[Path], keep_tn: bool, to: Path) -> None:
 
 
 def without_repeats(kernels: Mapping[KernelKey, Factors]) -> dict[KernelKey, Factors]:
-    """Return kernels without those that differ in the raster only and have the same factors: `Calibration.measured` finds either."""
+    """Return kernels without those that differ from another one in the raster only and have the same factors."""
     alike: dict[KernelKey, dict[KernelKey, Factors]] = {}
     for (words, layout), factors in kernels.items():
         alike.setdefault((words[:-1], layout), {})[words, layout] = factors
