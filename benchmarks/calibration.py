@@ -35,6 +35,7 @@ from hgemm.dispatch_table import (
     FORGIVEN,
     FORGIVEN_IN_ONE_WAVE,
     L2_BITS,
+    LARGEST_BY_GPC,
     LONG_CLOCKS,
     MAX_ALIGNMENT,
     OVERLAP_EIGHTHS,
@@ -162,8 +163,8 @@ LAUNCHES = 6
 """How products are launched: data files without this field have 1. Since 2 (2026-11-26 16:05), launches of one or two waves order
 tiles by GPC, and all CTAs of a tile add the parts of k. Since 3 (19:30), kernels stage all of a tile's D where it fits, and pad the
 boxes of operands that are not K-major. Since 4 (22:40), the TMA loads rows of 16 bytes eight at a time, and kernels load their
-first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major end with the tile. Since 6 (11:30), launches
-of one or two waves give each GPC a run of tiles."""
+first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major end with the tile. Since 6 (11:00), launches
+of one or two waves give each GPC a run of tiles, if clusters have one or two CTAs."""
 SHARED_PARTS = 2
 """The least `launches` with which all CTAs of a tile add the parts of k."""
 SHORT_ROWS = 4
@@ -200,7 +201,8 @@ def has_other_boxes(words: Words, layout: str, launched: int, m: int, n: int) ->
 
 def has_other_order(row: Row, query: SelectionQuery, target: Target, launched: int) -> bool:
     """Return whether a launch that splits nothing had another order of tiles, if it was launched so, and loaded more."""
-    if launched >= RUNS_OF_TILES or not row.decides_raster or not has_gpcs(row, query, target):
+    by_gpc = row.decides_raster and row.cluster_ctas <= LARGEST_BY_GPC and has_gpcs(row, query, target)
+    if launched >= RUNS_OF_TILES or not by_gpc:
         return False
     extents = (query.m, row.tile_m * row.cluster_m), (query.n, row.tile_n * row.cluster_n)
     return all(extent > of_cluster for extent, of_cluster in extents)
