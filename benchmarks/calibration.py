@@ -32,10 +32,10 @@ from generator.build.toolchain import templates_folder
 from generator.sweep import sweep
 from hgemm.bench.protocol import geometric_mean
 from hgemm.dispatch_table import (
+    CTAS_BY_GPC,
     FORGIVEN,
     FORGIVEN_IN_ONE_WAVE,
     L2_BITS,
-    LARGEST_BY_GPC,
     LONG_CLOCKS,
     MAX_ALIGNMENT,
     OVERLAP_EIGHTHS,
@@ -164,7 +164,7 @@ LAUNCHES = 6
 tiles by GPC, and all CTAs of a tile add the parts of k. Since 3 (19:30), kernels stage all of a tile's D where it fits, and pad the
 boxes of operands that are not K-major. Since 4 (22:40), the TMA loads rows of 16 bytes eight at a time, and kernels load their
 first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major end with the tile. Since 6 (11:00), launches
-of one or two waves give each GPC a run of tiles, if clusters have one or two CTAs."""
+of one or two waves give each GPC a run of tiles, if clusters have two CTAs."""
 SHARED_PARTS = 2
 """The least `launches` with which all CTAs of a tile add the parts of k."""
 SHORT_ROWS = 4
@@ -201,7 +201,7 @@ def has_other_boxes(words: Words, layout: str, launched: int, m: int, n: int) ->
 
 def has_other_order(row: Row, query: SelectionQuery, target: Target, launched: int) -> bool:
     """Return whether a launch that splits nothing had another order of tiles, if it was launched so, and loaded more."""
-    by_gpc = row.decides_raster and row.cluster_ctas <= LARGEST_BY_GPC and has_gpcs(row, query, target)
+    by_gpc = row.decides_raster and row.cluster_ctas == CTAS_BY_GPC and has_gpcs(row, query, target)
     if launched >= RUNS_OF_TILES or not by_gpc:
         return False
     extents = (query.m, row.tile_m * row.cluster_m), (query.n, row.tile_n * row.cluster_n)

@@ -252,7 +252,7 @@ def test_measurements_of_boxes_beyond_the_end_are_left_out(tile: str, layout: st
     [("launch", 2048, True), ("group:8", 2048, False), ("launch", 128, False), ("launch", 65536, False)],
 )
 def test_measurements_of_another_order_of_tiles_are_left_out(raster: str, n: int, other: bool) -> None:
-    its, target = row(raster=raster, cluster="1x1", tile="128x128x64", stages="6"), Target.typical("sm_90a", 132)
+    its, target = row(raster=raster, cluster="2x1", tile="128x128x64", stages="6"), Target.typical("sm_90a", 132)
     query = SelectionQuery.dense(Kind("tn"), (1024, n, 512, 1))
     assert fitting.has_other_order(its, query, target, fitting.RUNS_OF_TILES - 1) == other
     assert not fitting.has_other_order(its, query, target, fitting.RUNS_OF_TILES)
