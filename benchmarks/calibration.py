@@ -218,7 +218,7 @@ OPTIONS = {"cta_tile": "tile"}
 """Fields of an identity whose option has another name."""
 DERIVED = {"tma": ("form", "copy", "mma"), "ldg": ("form", "mma", "consumers", "cooperation", "cluster", "swap_ab")}
 """Fields of an identity that follow from the others, by its copy."""
-CTAS_PER_SM = {("ldg", "8x16x128"): {"ctas_per_sm": "4"}}
+CTAS_PER_SM = {("ldg", "8x16x128"): {"ctas_per_sm": "4"}, ("ldg", "8x8x1024"): {"ctas_per_sm": "4"}}
 """Options of kernels by copy and tile, as in the catalog, if they are not the default. No identity has them."""
 MMA_SYNC = {"copy": "cp_async", "mma": "m16n8k16"}
 MMA_SYNC_TILES = ("128x128x32", "16x64x64", "16x128x64")
