@@ -48,6 +48,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "distributed.scheduler.allowed-failures": 1,
         # LocalCluster stops a nanny whose worker is away 15 s after its death: starting again, after a second death.
         "distributed.deploy.lost-worker-timeout": "1 hour",
+        "distributed.comm.timeouts.connect": "10s",  # a connection to a killed worker may wait as long
         "temporary-directory": str(tmp_path_factory.mktemp("dask")),
     }
     with (
