@@ -103,6 +103,15 @@ def test_kernels_without_wgmma_share_the_measurement_of_both_architectures() -> 
         assert rows[0].k_tile_clocks == rows[1].k_tile_clocks
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
+def test_a_measurement_in_the_layout_counts_more_than_one_for_the_same_architecture(layout: str) -> None:
+    """Copy ldg in tn was measured for sm_90a, too, in other layouts for sm_90 only."""
+    (found,) = sweep([{"tile": "8x8x2048", "copy": "ldg", "stages": "4", "arch": "sm_90"}]).plans
+    spec = {**record_of(emit(found, templates_folder()))["spec"], "layout": layout}
+    of_sm_90, of_sm_90a = (calibration().measured({**spec, "arch": arch}) for arch in ("sm_90", "sm_90a"))
+    assert of_sm_90a == of_sm_90 != calibration().measured({**spec, "arch": "sm_90a", "layout": "tn"})
+
+
 def test_a_calibrated_kernel_has_the_occupancy_that_it_was_calibrated_with() -> None:
     """The build may report a higher one. Estimates would then differ between planned and built kernels."""
     general = {"mma": "m16n8k16", "consumers": "0", "cluster": "1x1", "schedule": "one_tile", "stages": "3"}

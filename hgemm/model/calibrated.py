@@ -133,27 +133,30 @@ class Calibration:
 
         A kernel whose launches decide the splits has those of a persistent one if it was not measured itself.
         """
-        words = identity(spec)
+        words, layout = identity(spec), spec["layout"]
         exact = words[: len(IDENTITY)]
         tries = [exact]
         if spec.get("schedule") == LAUNCH:
             tries.append((*exact[:-1], "persistent"))
+        found = self._first(tries, layout)
         if exact[:1] == ("sm_90a",):  # without wgmma, the code for sm_90 is the same
-            tries += [("sm_90", *one[1:]) for one in tries]
-        found = next((self._by_identity[one] for one in tries if one in self._by_identity), [])
+            same = self._first([("sm_90", *one[1:]) for one in tries], layout)
+            if not found or (layout in {one[1] for one in same} and layout not in {one[1] for one in found}):
+                found = same
         if not found:
             return None
         stages, raster = words[len(IDENTITY) :]
-        layout = spec["layout"]
-        found = [one for one in found if one[1] in (layout, LAYOUT)]
-        if not found:
-            return None
 
         def distance(other: tuple[Words, str]) -> tuple[int, bool, bool]:
             return abs(int(other[0][-2]) - int(stages)), other[1] != layout, other[0][-1] != raster
 
         nearest = min(found, key=distance)
         return self.kernels[nearest] if nearest[1] == layout else self._spanned(self.kernels[nearest], words, layout)
+
+    def _first(self, tries: Sequence[Words], layout: str) -> list[tuple[Words, str]]:
+        """Return the measured kernels of the first timing identity that was measured: those in `layout` and in LAYOUT."""
+        found = next((self._by_identity[one] for one in tries if one in self._by_identity), [])
+        return [one for one in found if one[1] in (layout, LAYOUT)]
 
     def of_family(self, spec: Mapping[str, Any]) -> Factors | None:
         """Return the factors of a kernel of the family that was not measured, or None if it is of another family."""
