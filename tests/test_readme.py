@@ -70,9 +70,8 @@ def test_shown_commands_exist_with_their_options(page: Path) -> None:
     for shown in shown_in_blocks(text) + shown_in_text(text):
         shown.command.make_parser(click.Context(shown.command)).parse_args(shown.arguments)
     for shown in named_in_text(text):
-        taken = {
-            option for parameter in shown.command.get_params(click.Context(shown.command)) for option in parameter.opts
-        }
+        parameters = shown.command.get_params(click.Context(shown.command))
+        taken = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
         assert {word for word in shown.arguments if word.startswith("--")} <= taken | {"--help"}, shown.words
 
 

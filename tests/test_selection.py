@@ -598,6 +598,13 @@ def test_select_prints_the_reason(small_library: Library, tmp_path: Path) -> Non
     assert "4096x4096x4096, 4.0 octaves away" in last and last.endswith("correction 1.00")
 
 
+def test_select_tells_which_dense_operand_excludes_the_fastest_kernels(paper_library: Library) -> None:
+    words = ["select", "--library", paper_library.folder, "--arch", "89", "--m", 64, "--n", 64, "--k", 68]
+    loose, padded = call("hgemm", *words), call("hgemm", *words, "--align", "8")
+    assert "A is aligned to 8 and B is aligned to 8. If you can pad their rows, add --align 8" in loose.stderr
+    assert "aligned" not in padded.stderr
+
+
 def test_select_explains_a_choice_that_overrides_the_estimate(paper_library: Library) -> None:
     words = ["select", "--library", paper_library.folder, "--arch", "89", "--m", 4096, "--n", 4096, "--k", 4096]
     best, *others = json.loads(call("hgemm", *words, "--all", "--json").stdout)

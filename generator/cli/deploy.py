@@ -40,7 +40,7 @@ from generator.tables import counted, to_text
 from hgemm.device import open_device
 from hgemm.disk import disk_errors
 from hgemm.dispatch_table import DispatchTable
-from hgemm.dtypes import OUTPUTS
+from hgemm.dtypes import DTYPES, OUTPUTS, VECTOR_BYTES
 from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, deprecated
 from hgemm.gpus import TYPICAL
@@ -50,7 +50,7 @@ from hgemm.locations import library_suffix
 from hgemm.options import INPUTS, NonEmptyPath, kind_option
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 from hgemm.record import RECORD_NAME
-from hgemm.selection_query import ANY_WORKSPACE, Target
+from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 _ALIGNS = ("8", "4", "2", "1")
 
@@ -157,6 +157,18 @@ def select_command(
             gpu = TYPICAL[target.number].name
             note = f"assumes an {target.name} GPU with {target.sms} SMs ({gpu}): --sms sets another number"
             click.echo(f"hgemm: {note}", err=True)
+        loose = _loose_operands(query)
+        if loose and align is None:
+            note = f"the fastest kernels require A and B aligned to {VECTOR_BYTES} bytes, but dense {loose}"
+            align = str(VECTOR_BYTES // DTYPES[query.kind.dtype_a].bytes)
+            click.echo(f"hgemm: {note}. If you can pad their rows, add --align {align}", err=True)
+
+
+def _loose_operands(query: SelectionQuery) -> str:
+    """Return which of A and B are aligned to less than a vector of 16 bytes, as text. Empty if none is."""
+    aligned = (("A", query.align_a, query.kind.dtype_a), ("B", query.align_b, query.kind.dtype_b))
+    sizes = {name: align * DTYPES[dtype].bytes for name, align, dtype in aligned}
+    return " and ".join(f"{name} is aligned to {size}" for name, size in sizes.items() if size < VECTOR_BYTES)
 
 
 def _this_machine() -> Target:
