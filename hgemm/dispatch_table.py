@@ -705,7 +705,7 @@ def default_options(row: Row, query: SelectionQuery, target: Target) -> LaunchOp
     The exported C library takes the same ones (templates/capi/src/select.c).
     """
     options = min(candidate_options(row, query, target), key=lambda one: launch_clocks(row, query, target, one))
-    return replace(options, raster_tiles=default_raster(row, query, target, options) if row.decides_raster else 1)
+    return with_default_raster(row, query, target, options)
 
 
 # ---- The order of tiles, if a launch decides it ----
@@ -723,6 +723,11 @@ CTAS_BY_GPC = 2
 """Only clusters of two CTAs gain by an order by GPC. Source: docs/performance-notes.md."""
 MOST_WAVES = 2
 """With more waves, the order gains little over the default one. Source: docs/performance-notes.md."""
+
+
+def with_default_raster(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> LaunchOptions:
+    """Return options with the default order of tiles for their splits."""
+    return replace(options, raster_tiles=default_raster(row, query, target, options) if row.decides_raster else 1)
 
 
 def default_raster(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:

@@ -16,7 +16,7 @@ from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import Input, Output, pairs_violation
 from hgemm.errors import ProblemError
 from hgemm.launch_traits import INPUT, MAX_MAP_STRIDE_BYTES, OUTPUT, LaunchTraits, TensorMapRule
-from hgemm.problem import MAX_EXTENT, Aux, LaunchOptions, Problem, legal_raster
+from hgemm.problem import BY_GPC, MAX_EXTENT, Aux, LaunchOptions, Problem, legal_raster
 
 # ==== The matrices of a problem in memory ====
 
@@ -204,9 +204,8 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
             yield f"{name} is {value}: use {smallest} to {MAX_EXTENT}"
     if violation := pairs_violation(traits.epilogue, problem.n):
         yield violation
-    options = problem.options
-    if options and (options.splits < 1 or options.whole_tiles < 0 or not legal_raster(options.raster_tiles)):
-        yield f"the launch options are {options}: splits must be 1 or more, whole_tiles not negative, the raster not 0"
+    if wrong := [*_option_violations(problem.options)]:
+        yield from wrong
         return
     count = ctas(traits, problem.m, problem.n, problem.batch, problem.options)
     if count > MAX_CTAS:
@@ -219,6 +218,20 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
             else ("tiles share k", "1 split, or ")
         )
         yield f"{counters} {what}: a workspace has counters for {WORKSPACE_COUNTERS}; use {fix}a larger tile"
+
+
+def _option_violations(options: LaunchOptions | None) -> Iterator[str]:
+    if options is None:
+        return
+    if options.splits < 1:
+        yield f"splits is {options.splits}: use 1 or more"
+    if options.whole_tiles < 0:
+        yield f"whole_tiles is {options.whole_tiles}: use 0 or more"
+    if not legal_raster(options.raster_tiles):
+        yield (
+            f"raster_tiles is {options.raster_tiles}: its absolute value must be from 1 to {BY_GPC - 1}, "
+            f"or, for an order by GPC, from {BY_GPC + 1} to {2 * BY_GPC - 1}"
+        )
 
 
 def _array_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:

@@ -39,11 +39,13 @@ class Aux:
 
 
 BY_GPC = 1 << 16
-"""Added to the absolute value of `raster_tiles`: each GPC of an idle GPU gets tiles that follow one another."""
+"""Added to the absolute value of `raster_tiles`: each GPC of an idle H100 or H200 gets tiles that follow one another. Kernels with
+clusters of two CTAs only; others ignore it.
+"""
 
 
 def legal_raster(raster_tiles: int) -> bool:
-    """Return whether a launch takes this value of `raster_tiles`."""
+    """Return whether a launch takes this value of `raster_tiles`: a width from 1 to BY_GPC - 1, with or without BY_GPC."""
     return abs(raster_tiles) % BY_GPC > 0 and abs(raster_tiles) < 2 * BY_GPC
 
 
@@ -54,8 +56,8 @@ class LaunchOptions:
     Fields: `splits` is the number of CTAs that share the k of a tile. The first `whole_tiles` tiles of the batch are not
         split: use it for whole waves, so that only the last wave is split. With serial_parts, one CTA adds k of a whole tile
         in `splits` parts. `raster_tiles` is the number of rows of tiles in a group. If it is negative, its absolute value is the
-        number of columns of tiles in a panel. With BY_GPC added to the absolute value, each GPC gets tiles that follow one
-        another in this order.
+        number of columns of tiles in a panel. This number is below BY_GPC. With BY_GPC added to the absolute value, each GPC
+        gets tiles that follow one another in this order, if clusters have two CTAs.
     Units: `whole_tiles` and `raster_tiles` count tiles of whole clusters.
     """
 

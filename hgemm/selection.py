@@ -25,10 +25,10 @@ from hgemm.dispatch_table import (
     Row,
     Survey,
     SurveyPoint,
-    default_raster,
     estimate_clocks,
     launch_clocks,
     refined_clocks,
+    with_default_raster,
 )
 from hgemm.dtypes import DTYPES, VECTOR_BYTES
 from hgemm.epilogue import NONE, parse_epilogue
@@ -303,8 +303,7 @@ class Selector:
         if order and row.decides_splits and not (were_measured and has_order(options, row, order)):
             some = order_options(row, order, query, self.target)
             fastest = min(some, key=lambda one: launch_clocks(row, query, self.target, one))
-            raster_tiles = default_raster(row, query, self.target, fastest) if row.decides_raster else 1
-            options, were_measured = replace(fastest, raster_tiles=raster_tiles), False
+            options, were_measured = with_default_raster(row, query, self.target, fastest), False
         workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
         clocks = refined_clocks(row, query, self.target, self._clocks(at, query, order))
         return Choice(row, match, clocks, workspace_bytes, rule, nearest, factor, options, were_measured, order)

@@ -118,8 +118,11 @@ def test_options_and_bias_are_the_last_words_of_the_argument() -> None:
 @pytest.mark.parametrize(
     ("rule", "options", "m", "expected"),
     [
-        ("launch", LaunchOptions(0), 33, "splits must be 1 or more"),
-        ("launch", LaunchOptions(2, -1), 33, "whole_tiles not negative"),
+        ("launch", LaunchOptions(0), 33, "splits is 0: use 1 or more"),
+        ("launch", LaunchOptions(2, -1), 33, "whole_tiles is -1: use 0 or more"),
+        ("launch", LaunchOptions(raster_tiles=0), 33, "raster_tiles is 0: its absolute value must be from 1 to 65535"),
+        ("launch", LaunchOptions(raster_tiles=-(2**16)), 33, "raster_tiles is -65536: .* from 65537 to 131071"),
+        ("launch", LaunchOptions(raster_tiles=2**17 + 1), 33, "raster_tiles is 131073"),
         (
             "launch",
             LaunchOptions(2),

@@ -25,6 +25,8 @@ from generator.export.selection import ROWS_OF_SIZE, SORTS, computes, holes, kin
 from generator.proof.executor import HostCompiler
 from generator.store.library import Library
 from generator.sweep import sweep
+from hgemm.bench.contenders import options_to_try
+from hgemm.bench.work import Work
 from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dispatch_table import (
     COMPATIBLE,
@@ -96,9 +98,9 @@ def choose(wanted: SelectionQuery, target: Target = H200, table: DispatchTable |
 # ---- The table ------------------------------------------------------------------------------------------------------
 
 
-def row_at_launch(cluster: str) -> Row:
+def row_at_launch(cluster: str, schedule: str = "persistent") -> Row:
     """A row of 128x128 tiles whose launches decide the order."""
-    text = {"arch": "sm_90a", "tile": "128x128x64", "cluster": cluster, "schedule": "persistent", "raster": "launch"}
+    text = {"arch": "sm_90a", "tile": "128x128x64", "cluster": cluster, "schedule": schedule, "raster": "launch"}
     (plan,) = sweep([{**text, "cooperation": "cooperative"}]).plans
     return DispatchTable.of([record_of(emit(plan, templates_folder()))]).rows[0]
 
@@ -520,6 +522,12 @@ int main() {{
     of_kernel = list(map(int, subprocess.run([binary], check=True, capture_output=True, text=True).stdout.split()))
     of_host = [column for pairs in range(1, wave + 1) for _, column in tiles_in_order(BY_GPC + 1, 1, pairs, 2)]
     assert of_kernel == [wave, *of_host]
+
+
+def test_split_launches_are_not_tuned_by_gpc() -> None:
+    row, target = row_at_launch("2x1", "launch"), Target.typical("sm_90")
+    options = [one for one in options_to_try(row, Work(1024, 1280, 8192), target, 20) if one]
+    assert {(one.splits > 1, one.by_gpc) for one in options} == {(False, True), (True, False)}
 
 
 def test_second_wave_counts_reads_of_all_gpcs() -> None:

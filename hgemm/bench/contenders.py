@@ -15,6 +15,7 @@ from hgemm.dispatch_table import (
     launch_clocks,
     orders_of_waves,
     sms_used,
+    with_default_raster,
 )
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured_options import usable
@@ -54,7 +55,7 @@ def options_to_try(
     query = query_of(work)
     default = default_options(row, query, target)
     estimated = sorted(candidate_options(row, query, target), key=lambda one: launch_clocks(row, query, target, one))
-    others = [replace(one, raster_tiles=default.raster_tiles) for one in estimated]
+    others = [with_default_raster(row, query, target, one) for one in estimated]
     unsplit = [one for one in others if one.splits == 1]
     first: list[LaunchOptions | None] = [known] if known and usable(known, row, query) else []
     return list(dict.fromkeys([*first, default, *unsplit, *others]))[:count]
@@ -68,7 +69,7 @@ def rasters_to_try(row: Row, work: Work, target: Target, options: LaunchOptions)
     query, default = query_of(work), options.raster_tiles
     if not row.decides_raster:
         return []
-    sign, width = (1 if default > 0 else -1), abs(default)
+    sign, width = (1 if default > 0 else -1), options.width
     tried: Sequence[int] = (width, -width, *(sign * other for other in (2 * width, width // 2) if other in GROUPS))
     if options.splits == 1 and has_gpcs(row, query, target):
         tried = orders_of_waves(row, query)[:ORDERS_TRIED]
