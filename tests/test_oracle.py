@@ -144,7 +144,7 @@ def test_drawn_specs_compile_as_planned(at: int, fields: dict[str, str]) -> None
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, REJECTED, PART))
 def test_specs_rejected_for_registers_spill(first: int) -> None:
-    """At least half of them does: the estimate keeps a margin."""
+    """At least half of them do: the estimate keeps a margin."""
     spill = ["registers spill" in "; ".join(faults(made)) for made in build(drawn(True, first + PART)[first:])]
     assert sum(spill) >= (1 - MAX_WRONGLY_REJECTED) * PART
 

@@ -1,7 +1,8 @@
 // The kernel for few rows: fragments of mma.sync come from global memory, without shared memory in between.
 //
-// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). Reading B is the bound. Every warp computes the CTA's tile over its part of k, with as many loads of B in flight as fit into registers. The
-// warps add their accumulators in shared memory at the end.
+// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). Reading B takes most of the time. Every warp computes the
+// CTA's tile over its part of k, with as many loads of B in flight as fit into registers. The warps add their accumulators in shared
+// memory at the end.
 #pragma once
 
 #include <common/atoms_sm90.cuh>
