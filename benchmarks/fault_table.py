@@ -2462,6 +2462,11 @@ OTHERS = (
         At("PlacesOfPairs::position", "dealt + pair").replace("pairs + pair"),
         _LAUNCH_PAIRS,
     ),
+    _other(
+        "the order by GPC of a second wave in the place of the first",
+        At("Scheduler::by_gpc", "return first + PlacesOfPairs").replace("return PlacesOfPairs"),
+        _LAUNCH_PAIRS,
+    ),
     _other("turns of ping-pong without parity", At("Mainloop::order_wait", "order_phase ^= 1").drop(), AUDIT_PINGPONG),
     _other(
         "multicast along the other axis",

@@ -194,14 +194,14 @@ def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
 
 
 def raster_cases(traits: LaunchTraits) -> list[Case]:
-    """Return problems whose tiles leave the first group or panel of the raster and do not fill the last one."""
+    """Return problems whose tiles leave the first group or panel of the raster, or wave by GPC, and do not fill the last one."""
     rows, columns = (tile * count for tile, count in zip((traits.tile_m, traits.tile_n), traits.cluster_shape))
     kind, _, size = traits.raster.partition(":")
     if traits.decides_raster:
         return [
             Case(Shape(4 * rows + 1, columns + 1, 1), once=True, options=LaunchOptions(1, 0, 2)),
             Case(Shape(rows + 1, 4 * columns + 1, 1), once=True, options=LaunchOptions(1, 0, -2)),
-            Case(Shape(1, 65 * columns + 1, 1), once=True, options=LaunchOptions(1, 0, BY_GPC + 2)),
+            Case(Shape(1, 69 * columns + 1, 1), once=True, options=LaunchOptions(1, 0, -(BY_GPC + 2))),
         ]
     group = max(int(size), traits.cluster_shape[0]) * traits.tile_m if kind == "group" else 8 * rows
     panel = max(int(size), columns) if kind == "panel" else 8 * columns
