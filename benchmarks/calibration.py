@@ -160,11 +160,11 @@ def launch_of(problem: Sequence[Any]) -> tuple[int, str]:
 
 
 LAUNCHES = 6
-"""How products are launched: data files without this field have 1. Since 2 (2026-11-26 16:05), launches of one or two waves take
-the order for which GPCs read the least, and all CTAs of a tile add the parts of k. Since 3 (19:30), kernels stage all of a tile's D where it fits, and pad the
-boxes of operands that are not K-major. Since 4 (22:40), the TMA loads rows of 16 bytes eight at a time, and kernels load their
-first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major end with the tile. Since 6 (11:00), launches
-of one or two waves give each GPC a run of tiles, if clusters have two CTAs."""
+"""How products are launched: data files without this field have 1. Since 2 (2026-11-26 16:05), launches of one or two waves
+take the order for which GPCs read the least, and all CTAs of a tile add the parts of k. Since 3 (19:30), kernels stage all of a
+tile's D where it fits, and pad the boxes of operands that are not K-major. Since 4 (22:40), the TMA loads rows of 16 bytes
+eight at a time, and kernels load their first k-tile sooner. Since 5 (2026-11-29 08:00), boxes of operands that are not K-major
+end with the tile. Since 6 (11:00), launches of one or two waves give each GPC a run of tiles, if clusters have two CTAs."""
 SHARED_PARTS = 2
 """The least `launches` with which all CTAs of a tile add the parts of k."""
 SHORT_ROWS = 4
