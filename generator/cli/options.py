@@ -231,7 +231,10 @@ _MODEL_OPTIONS = (
     click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B. Default: equal to --m."),
     click.option("--batch", type=SIZE, metavar="N", help="Number of products. Default: 1."),
     click.option(
-        "--device", default="", metavar="NAME", help="Card: H200, 'RTX 4090'. Default: the usual card of --arch."
+        "--device",
+        default="",
+        metavar="NAME",
+        help="Card: H200, 'RTX 4090'. Default: the usual card of the architecture, also if --arch names another.",
     ),
     click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of the card. Default: as in its table."),
 )
