@@ -810,8 +810,13 @@ def tiles_in_order(raster: int, down: int, across: int, ctas: int = 1) -> list[t
     wave, found = len(GPCS[ctas]), []
     for first in range(0, len(tiles), wave):
         pairs = min(len(tiles) - first, wave)
-        found += [tiles[first + _position(pair, pairs)] for pair in range(pairs)]
+        found += [tiles[first + position] for position in _positions(pairs)]
     return found
+
+
+@lru_cache(maxsize=len(GPCS[CTAS_BY_GPC]))
+def _positions(pairs: int) -> tuple[int, ...]:
+    return tuple(_position(pair, pairs) for pair in range(pairs))
 
 
 def _position(pair: int, pairs: int) -> int:
