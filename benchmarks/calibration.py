@@ -200,7 +200,10 @@ def has_other_boxes(words: Words, layout: str, launched: int, m: int, n: int) ->
 
 
 def has_other_order(row: Row, query: SelectionQuery, target: Target, launched: int) -> bool:
-    """Return whether a launch that splits nothing had another order of tiles, if it was launched so, and loaded more."""
+    """Return whether a launch without splits, measured with this number of `launches`, ran in strips, but today runs by GPC.
+
+    One row or one column of clusters has the same order in both.
+    """
     by_gpc = row.decides_raster and row.cluster_ctas == CTAS_BY_GPC and has_gpcs(row, query, target)
     if launched >= RUNS_OF_TILES or not by_gpc:
         return False
