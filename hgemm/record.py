@@ -251,7 +251,9 @@ PROVED = {
     "max_bound_ratio": number().about("Largest ratio of an error to its bound."),
     "emulate_seconds": number().about("Time of the run on the CPU.", "s"),
     "sectors_per_request": number().about("Sectors of 32 bytes per global access of a warp, on average."),
-    "ideal_sectors_per_request": number().about("The same if the bytes of each access were contiguous and aligned."),
+    "ideal_sectors_per_request": number().about(
+        "sectors_per_request if the bytes of each access were contiguous and aligned."
+    ),
     "read_conflicts_per_k_tile": number().about(
         "Bank conflicts of the fragment reads per k-tile, counted from addresses."
     ),
