@@ -17,7 +17,7 @@ from exports import ByC, CChoice, CProblem, compiled, loaded, need_compiler
 
 import hgemm
 from generator.build.pipeline import Settings, make
-from generator.build.toolchain import templates_folder
+from generator.build.toolchain import WHEELS, templates_folder, version_of
 from generator.catalog import load_catalog
 from generator.device_check import CODES, open_kernel
 from generator.export.c_library import ExportOptions, export
@@ -361,7 +361,8 @@ def _fatbin() -> bool:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     """Kernels of the catalog for this GPU, those for sm_90a too where it has them.
 
-    Kernels at the limit of registers may spill with another NVRTC than the required one: these are left out.
+    Kernels at the limit of registers may spill with another NVRTC than the required one: these are left out. With the required one,
+    none spills.
     """
     made = Library(tmp_path_factory.mktemp("gpu") / "library")
     capability = open_device().capability
@@ -370,7 +371,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     outcomes = [outcome for _, outcome in make(sweep(wanted).plans, Settings(made, templates_folder()), processes=8)]
     errors = [outcome.error for outcome in outcomes if outcome.error and not outcome.spills]
     assert not errors, errors[0]
-    assert sum(outcome.spills for outcome in outcomes) <= len(outcomes) // 50
+    required = f"{WHEELS['nvrtc']}=={version_of(WHEELS['nvrtc'])}" in (ROOT / "pyproject.toml").read_text()
+    assert not (required and any(outcome.spills for outcome in outcomes))
     return made
 
 
