@@ -16,8 +16,9 @@ from conftest import ROOT, made
 from exports import ByC, CChoice, CProblem, compiled, loaded, need_compiler
 
 import hgemm
+from generator.build.compile import WHEELS
 from generator.build.pipeline import Settings, make
-from generator.build.toolchain import WHEELS, templates_folder, version_of
+from generator.build.toolchain import templates_folder, version_of
 from generator.catalog import load_catalog
 from generator.device_check import CODES, open_kernel
 from generator.export.c_library import ExportOptions, export
