@@ -716,6 +716,8 @@ GPCS = {1: "".join(2 * gpc for gpc in _GPCS_OF_PAIRS), 2: _GPCS_OF_PAIRS, 4: "01
 
 Source: the registers %smid of CTAs on an H100 and an H200. Six of their GPCs have 18 SMs, one has 16, one 8.
 """
+ROUNDS_OF_PAIRS = range(4, 64)
+"""The pairs that are dealt in rounds over the GPCs."""
 GPC_SMS = len(GPCS[1])
 STRIPS = (1, 2, 3, 4, 8, 16)
 STRIPS_BY_GPC = (1, 2, 3, 4)
@@ -816,28 +818,13 @@ def tiles_in_order(raster: int, down: int, across: int, ctas: int = 1) -> list[t
 
 @lru_cache(maxsize=len(GPCS[CTAS_BY_GPC]))
 def _positions(pairs: int) -> tuple[int, ...]:
-    return tuple(_position(pair, pairs) for pair in range(pairs))
-
-
-def _position(pair: int, pairs: int) -> int:
-    """Return the position of a pair of CTAs in a wave if those of a GPC follow one another.
+    """Return the position of each pair of CTAs of a wave if those of a GPC follow one another, and those outside the rounds last.
 
     PlacesOfPairs in templates/common/scheduler.cuh has the same.
     """
-    first, rounds = 4, 4
-    end = first + 15 * rounds
-    dealt, at, after = max(min(pairs, end) - first, 0), pair - first, pair - first - 8 * rounds
-    if pair < first or pair >= end:
-        return dealt + pair if pair < first else pair
-    gpc = at % 8 if after < 0 else after % 7 + (after % 7 >= 3)
-    eights = min(dealt, 8 * rounds)
-    turn = at // 8 if after < 0 else rounds + after // 7
-    return _before(gpc, eights, 8) + _before(gpc - (gpc > 3), dealt - eights, 7) + turn
-
-
-def _before(gpc: int, count: int, gpcs: int) -> int:
-    """If `count` pairs are dealt to `gpcs` GPCs, return how many the GPCs before `gpc` get."""
-    return count // gpcs * gpc + min(gpc, count % gpcs)
+    dealt = sorted((pair for pair in range(pairs) if pair in ROUNDS_OF_PAIRS), key=GPCS[2].__getitem__)
+    in_order = [*dealt, *(pair for pair in range(pairs) if pair not in ROUNDS_OF_PAIRS)]
+    return tuple(sorted(range(pairs), key=in_order.__getitem__))
 
 
 def default_strips(row: Row, target: Target, panels: bool) -> int:

@@ -759,7 +759,7 @@ static int32_t best_strips(hgemm_target const *target, hgemm_query const *q, hge
 }
 
 /* The GPC of each cluster of a launch, as a digit: GPCS of dispatch_table.py. Clusters of one CTA are pairs of the same GPC. */
-enum { GPC_COUNT = 8, GPC_SMS = 132, STRIPS_COUNT = 6, STRIPS_BY_GPC = 4, CTAS_BY_GPC = 2, MOST_WAVES = 2, BY_GPC = 1 << 16 };
+enum { GPC_COUNT = 8, GPC_SMS = 132, STRIPS_COUNT = 6, STRIPS_BY_GPC = 4, CTAS_BY_GPC = 2, FIRST_OF_ROUNDS = 4, END_OF_ROUNDS = 64, MOST_WAVES = 2, BY_GPC = 1 << 16 };
 static char const GPCS_OF_PAIRS[] = "6705" "01234567" "01234567" "01234567" "01234567" "0124567" "0124567" "0124567" "0124567" "24";
 static char const GPCS_OF_FOURS[] = "01234567" "01234567" "0124567" "0124567";
 static uint32_t const STRIPS[STRIPS_COUNT] = {1, 2, 3, 4, 8, 16};
@@ -773,32 +773,20 @@ typedef struct {
   uint32_t clusters, of_part, is_private;
 } Side;
 
-/* If `count` pairs are dealt to `gpcs` GPCs, returns how many the GPCs before `gpc` get. */
-static uint32_t before(uint32_t gpc, uint32_t count, uint32_t gpcs) {
-  return count / gpcs * gpc + (gpc < count % gpcs ? gpc : count % gpcs);
-}
-
-/* Returns the position of a pair of CTAs in a wave of `pairs`, if those of a GPC follow one another: _position() of dispatch_table.py. */
-static uint32_t position_of(uint32_t pair, uint32_t pairs) {
-  uint32_t const first = 4, rounds = 4, end = first + 15 * rounds;
-  uint32_t const dealt = pairs > first ? (pairs < end ? pairs : end) - first : 0;
-  uint32_t const eights = dealt < 8 * rounds ? dealt : 8 * rounds; /* dealt to 8 GPCs; the others to 7 */
-  uint32_t const at = pair - first, after = at - 8 * rounds;
-  int const in_eights = at < 8 * rounds;
-  uint32_t const gpc = in_eights ? at % 8 : after % 7 + (after % 7 >= 3);
-  uint32_t const round = in_eights ? at / 8 : rounds + after / 7;
-  if (pair < first || pair >= end) return pair < first ? dealt + pair : pair;
-  return before(gpc, eights, 8) + before(gpc - (gpc > 3), dealt - eights, 7) + round;
-}
-
-/* Writes the GPC of each position in the order of D: of launches by GPC, and of others. */
+/* Writes the GPC of each position in the order of D: of launches in strips, and of those by GPC. By GPC, the pairs that are dealt in
+ * rounds follow one another, those of GPC 0 first. The others of a wave come last: _positions() of dispatch_table.py. */
 static void find_gpcs(uint8_t gpcs[2][MOST_WAVES * GPC_SMS], uint32_t ctas, uint32_t places, uint32_t clusters) {
-  for (uint32_t cluster = 0; cluster < clusters; ++cluster) {
-    uint32_t const in_wave = cluster % places, first = cluster - in_wave;
+  uint32_t position = 0;
+  for (uint32_t cluster = 0; cluster < clusters; ++cluster) gpcs[0][cluster] = (uint8_t)gpc_of(ctas, cluster % places);
+  if (ctas != CTAS_BY_GPC) return;
+  for (uint32_t first = 0; first < clusters; first += places) {
     uint32_t const count = clusters - first < places ? clusters - first : places;
-    uint8_t const gpc = (uint8_t)gpc_of(ctas, in_wave);
-    gpcs[0][cluster] = gpc;
-    if (ctas == CTAS_BY_GPC) gpcs[1][first + position_of(in_wave, count)] = gpc;
+    for (uint32_t gpc = 0; gpc <= GPC_COUNT; ++gpc) {
+      for (uint32_t pair = 0; pair < count; ++pair) {
+        int const in_rounds = FIRST_OF_ROUNDS <= pair && pair < END_OF_ROUNDS;
+        if (in_rounds ? gpcs[0][first + pair] == gpc : gpc == GPC_COUNT) gpcs[1][position++] = gpcs[0][first + pair];
+      }
+    }
   }
 }
 
