@@ -206,7 +206,7 @@ def element_strides(byte_strides: Sequence[int], size_bytes: int, name: str) -> 
 # ==== Adapters: quick access for repeated calls ====
 
 Signature = tuple[Hashable, ...]
-"""The address of an array, then values that determine the rest of its view. For torch, the last one is the device."""
+"""The address of an array, then values that determine the rest of its view. For torch and CuPy, the last one is the device."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ def _cupy() -> ArrayAdapter:
     return ArrayAdapter(
         read,
         view,
-        lambda signature: cupy.cuda.get_current_stream().ptr,
+        lambda signature: cupy.cuda.get_current_stream(signature[-1]).ptr,
         empty,
         allocate,
         lambda array: array.T,

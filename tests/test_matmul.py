@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -345,6 +346,17 @@ def test_tensors_are_read_without_dlpack_after_the_first_call(
     assert batched.shape == (2, 32, 48)
     with pytest.raises(ProblemError, match=r"A is .64,. and B .64, 48.: .* 2 axes, or 3 with a batch"):
         library.matmul(Torch(a[0]), Torch(w.T))
+
+
+def test_streams_are_the_current_ones_of_the_device_of_the_arrays(
+    torch: type[FakeTorch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device has a current stream. That of the current device may be another one."""
+    cuda = SimpleNamespace(get_current_stream=lambda device=0: SimpleNamespace(ptr=50 + device))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    cupy = type("Cupy", (), {"__module__": "cupy"})
+    of_device_1 = (0, (8, 8), None, "", 1)
+    assert [ARRAY_ADAPTERS[kind].stream(of_device_1) for kind in (Torch, cupy)] == [41, 51]
 
 
 def test_matmul_rejects_tensors_that_would_lose_gradients(
