@@ -25,18 +25,6 @@ def octaves(extent: int) -> int:
     return power << STEP_BITS | (extent << STEP_BITS >> power) & _FRACTION
 
 
-def _extent(octaves: int) -> int:
-    """Return the extent at a coordinate: the inverse of `octaves`."""
-    power, rest = octaves >> STEP_BITS, octaves & _FRACTION
-    return (1 << power) + (rest << power >> STEP_BITS)
-
-
-def extents_between(first: int, last: int, per_octave: int = 8) -> list[int]:
-    """Return extents in both directions of a logarithmic grid, with both ends, in ascending order."""
-    steps = range(octaves(first), octaves(last), (1 << STEP_BITS) // per_octave)
-    return sorted({first, last, *map(_extent, steps)})
-
-
 def point(m: int, n: int, k: int, batch: int) -> Point:
     """Return the coordinates of a problem. A k of 0 counts as 1."""
     return octaves(m), octaves(n), octaves(max(k, 1)), octaves(batch)

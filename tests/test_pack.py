@@ -336,13 +336,10 @@ def test_library_selects_the_kernels_of_the_pack(chooser: PackChooser) -> None:
         assert selector.choose(query).clocks == clocks[one.symbol]
 
 
-def test_kernels_with_an_activation_are_chosen_for_more_rows(chooser: PackChooser) -> None:
-    rows = {
-        word: {one.query.m for one in chooser.problems if one.query.kind.activation == word}
-        for word in ("none", "silu")
-    }
-    assert {1, 31, 784, 1000 - 1000 % 16, 2048} <= rows["silu"] and 784 not in rows["none"]
-    assert rows["none"] <= rows["silu"]
+def test_pack_is_chosen_for_rows_that_are_close_to_all_others(chooser: PackChooser) -> None:
+    """A tile that wastes no rows at 768 wastes many at 777."""
+    rows = sorted(chooser.rows)
+    assert all(more - few <= max(1, few / 32) for few, more in zip(rows, rows[1:]))
 
 
 def test_silu_adds_to_the_latency_of_a_tile_and_in_part_to_the_time_of_several() -> None:

@@ -32,7 +32,6 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import calibration
 from hgemm.model.trees import MAX_CHANGE, refinements
 from hgemm.model.trees import ONE as TREE_ONE
-from hgemm.octave_grid import extents_between
 from hgemm.packed import ROWS, PackedLayer, add_pack
 from hgemm.problem import TYPES, Kind, LaunchOptions, kind_supports
 from hgemm.record import CUBIN_NAME, PTX_NAME
@@ -53,8 +52,10 @@ Source: docs/performance-notes.md, "Activations in estimates".
 NEAR = (TREE_ONE + MAX_CHANGE) / (TREE_ONE - MAX_CHANGE)
 """Trees may make a candidate the best if its estimate is at most this multiple of the lowest one."""
 ROWS_PER_OCTAVE = 32
-"""Numbers of rows from a power of two to the next for which kernels with an activation are chosen. Kernels without one need only
-those of hgemm.octave_grid, since the catalog has such kernels, too."""
+"""Numbers of rows from a power of two to the next for which kernels are chosen.
+
+Source: docs/performance-notes.md, "Rows for which a pack is chosen".
+"""
 INPUTS = tuple(word for word in TYPES if word != "f32")
 """The types that kernels multiply."""
 DEFAULT_DTYPE = "f16"
@@ -143,7 +144,7 @@ class PackedKernels:
     worst_loss: float
 
 
-def _close_rows(first: int, last: int) -> list[int]:
+def _rows_between(first: int, last: int) -> list[int]:
     """Return numbers of rows with both ends, in ascending order: ROWS_PER_OCTAVE for each octave, or all of them."""
     found, rows = [], first
     while rows < last:
@@ -164,14 +165,14 @@ class PackChooser:
         Raises: RequestError if the architecture has no kernel for a layer.
         """
         self.arch, self.target, self.invariant = arch, Target.typical(arch), invariant
-        self.rows = extents_between(*rows)
+        self.rows = _rows_between(*rows)
         if dtype != "f16" and not ARCHS[arch].has_bf16:
             raise RequestError(f"{arch} multiplies f16 only: use --dtype f16, or another --arch")
         self.problems = [
             PackProblem(layer, SelectionQuery.dense(kind, (m, layer.n, layer.k, 1), workspace))
             for layer in layers
             for kind in layer.kinds(dtype)
-            for m in (self.rows if kind.activation == "none" else _close_rows(*rows))
+            for m in self.rows
             for workspace in WORKSPACES
         ]
         self.candidates = self._found()
