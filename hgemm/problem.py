@@ -49,6 +49,26 @@ def legal_raster(raster_tiles: int) -> bool:
     return abs(raster_tiles) % BY_GPC > 0 and abs(raster_tiles) < 2 * BY_GPC
 
 
+_RASTER = re.compile(r"(-?)([0-9]{1,5})(-by-gpc)?", re.ASCII)
+
+
+def raster_text(raster_tiles: int) -> str:
+    """Return a value of `raster_tiles` as commands show it, such as 8, -3 or -1-by-gpc."""
+    width = abs(raster_tiles) % BY_GPC
+    return f"{width if raster_tiles > 0 else -width}{'-by-gpc' if abs(raster_tiles) >= BY_GPC else ''}"
+
+
+def parse_raster(text: str) -> int:
+    """Return the value of `raster_tiles` that commands show as this text. Raises RequestError if no launch takes it."""
+    match = _RASTER.fullmatch(text)
+    found = (int(match[2]) + BY_GPC * bool(match[3])) * (-1 if match[1] else 1) if match else 0
+    if not legal_raster(found) or raster_text(found) != text:
+        raise RequestError(
+            f"raster {text!a} is no order of tiles: use 8, -3 or -1-by-gpc, with widths of 1 to {BY_GPC - 1}"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
     """Options of a launch, for kernels that leave them open: splits of k and order of tiles.
@@ -67,17 +87,12 @@ class LaunchOptions:
 
     def __str__(self) -> str:
         whole = f" after {self.whole_tiles} tiles" if self.whole_tiles else ""
-        width, dealt = self.width, "-by-gpc" if self.by_gpc else ""
-        return f"splits={self.splits}{whole} raster={width if self.raster_tiles > 0 else -width}{dealt}"
+        return f"splits={self.splits}{whole} raster={raster_text(self.raster_tiles)}"
 
     @property
     def width(self) -> int:
         """Rows of tiles in a group, or columns in a panel."""
         return abs(self.raster_tiles) % BY_GPC
-
-    @property
-    def by_gpc(self) -> bool:
-        return abs(self.raster_tiles) >= BY_GPC
 
     def text(self, splits: bool | int, raster: bool | int) -> str:
         """Return the options as text, with or without the splits and the raster."""

@@ -92,6 +92,8 @@ def test_partial_writes_are_continued(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"times": [[0, 0]]}, "a time of 0 us"),
         ({"times": [[0, 1.0, 2.0]]}, "times.0. must be the number of a kernel and a time"),
         ({"options": [[0, 0, 0, 8]]}, "options.0. has launch options .0, 0, 8., which no launch takes"),
+        ({"options": [[0, 1, 0, 0]]}, "options.0. has launch options .1, 0, 0., which no launch takes"),
+        ({"options": [[0, 1, 0, -65536]]}, "options.0. has launch options .1, 0, -65536., which no launch takes"),
         ({"options": [[0, 2, 8]]}, "options.0. must be the numbers of a kernel, splits, whole tiles"),
         ({"options": {}}, "options must be a list"),
         ({"more": 1}, "more is not a field of this schema"),

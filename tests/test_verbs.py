@@ -36,7 +36,7 @@ from hgemm.epilogue_language import epilogue_of
 from hgemm.errors import DeprecatedWord
 from hgemm.junit import write_junit
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import Problem
+from hgemm.problem import BY_GPC, LaunchOptions, Problem
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -581,6 +581,25 @@ def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Pa
     assert all(one.workspace for one in given)
 
 
+@pytest.mark.parametrize("order", [1, -3, BY_GPC + 2, -BY_GPC - 1])
+def test_run_passes_the_order_of_tiles_that_select_prints(
+    driver: FakeDriver, device_folder: Path, tmp_path: Path, order: int
+) -> None:
+    library = tmp_path / "decided"
+    shutil.copytree(device_folder, library)
+    record, files = make_record("hgemm_decided", cta_tile="32x48x16", raster="launch")
+    Library(library).publish(record, files)
+    given: list[Problem] = []
+    driver.kernel = given.append
+    printed = str(LaunchOptions(raster_tiles=order)).rpartition("raster=")[2]
+    arguments = ["hgemm_decided", "--library", library, "--m", 96, "--no-check", "--raster", printed]
+    call_on_device("run", *arguments)
+    assert given and {one.options for one in given} == {LaunchOptions(raster_tiles=order)}
+    for word in ("0", "-0", "65536", "03", "row", "-1-by-GPC", "0-by-gpc"):
+        error = call_on_device("run", *arguments[:-1], word).exception
+        assert error.exit_code == 2 and f"raster '{word}' is no order of tiles: use 8, -3 or -1-by-gpc" in str(error)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -588,6 +607,7 @@ def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Pa
         (["hgemm_good", "--beta", "1"], "hgemm_good does not add beta"),
         (["hgemm_good", "--alpha", "nan"], "alpha and beta must be finite"),
         (["hgemm_good", "--splits", "2"], "hgemm_good has its own schedule: omit --splits"),
+        (["hgemm_good", "--raster", "8"], "hgemm_good has its own order of tiles: omit --raster"),
     ],
 )
 def test_run_gives_one_line_errors(device_folder: Path, arguments: list[str], message: str) -> None:

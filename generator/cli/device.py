@@ -39,7 +39,7 @@ from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.options import FILE, SEED, FiniteRange
-from hgemm.problem import LaunchOptions
+from hgemm.problem import LaunchOptions, parse_raster
 from hgemm.selection_query import Target
 from hgemm.tuning.runner import CandidateSource, TunePlan, tune_library, tune_options
 
@@ -62,6 +62,7 @@ error that the kernel's arithmetic allows.
 Examples:
   hgemm run hgemm_sm90_tn_f16_f32_f16_128x128x32 --m 4096
   hgemm run hgemm_sm90_tn_f16_f32_f16_128x128x32 --m 512 --n 2048 --k 1024 --batch 16 --json
+  hgemm run hgemm_sm90a_tn_f16_f32_f16_160x128x64 --m 600 --n 4096 --k 2048 --raster -1-by-gpc
 """
 
 
@@ -100,6 +101,12 @@ Examples:
     default=0,
     help="With --splits: number of first tiles, or clusters of tiles, that are not split.",
 )
+@click.option(
+    "--raster",
+    metavar="ORDER",
+    default="",
+    help="Order of tiles as `hgemm select` prints it: 8, -3 or -1-by-gpc. Requires a kernel with --raster launch. Default: 8.",
+)
 @junit_option
 @json_option
 @click.pass_context
@@ -119,6 +126,7 @@ def run_command(
     no_check: bool,
     splits: int | None,
     whole_tiles: int,
+    raster: str,
     junit: Path | None,
     as_json: bool,
 ) -> None:
@@ -137,7 +145,10 @@ def run_command(
         raise RequestError(f"{name} has its own schedule: omit --splits, or run a kernel with --schedule launch")
     if whole_tiles and not splits:
         raise RequestError("--whole-tiles is for --splits: add --splits")
-    options = LaunchOptions(splits, whole_tiles) if splits else None
+    if raster and not kernel.traits.decides_raster:
+        raise RequestError(f"{name} has its own order of tiles: omit --raster, or run a kernel with --raster launch")
+    order = parse_raster(raster) if raster else LaunchOptions.raster_tiles
+    options = LaunchOptions(splits or 1, whole_tiles, order) if splits or raster else None
     device = open_device()
     from hgemm.verification import run  # NumPy takes 0.1 s, and is useless without a GPU
 
