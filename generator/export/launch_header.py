@@ -24,7 +24,7 @@ typedef struct HgemmProblem {
   int32_t m, n, k, batch;
   float alpha, beta;
   uint32_t splits, whole_tiles; /* for schedule launch: 1 and 0, which do not split k */
-  int32_t raster_tiles;         /* for raster launch: the order of tiles; 8 is a good start */
+  int32_t raster_tiles;         /* for raster launch: the order of tiles, not 0; 8 is a good start */
   uint32_t bias_kind;           /* for bias launch: 0 none, 1 row, 2 column */
 } HgemmProblem;
 
