@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -157,9 +158,8 @@ def _from_dlpack(array: Any, name: str) -> View:
         if int(kind) == _CPU_KIND:
             raise HostArrayError(name)
         raise ProblemError(f"{name} is in memory of DLPack device {int(kind)}, and kernels read a GPU's: copy it there")
-    capsule = array.__dlpack__(
-        stream=_NO_SYNCHRONISATION
-    )  # the capsule keeps its name, so its own destructor frees the tensor
+    with _exporting(array, int(ordinal)):  # the capsule keeps its name, so its own destructor frees the tensor
+        capsule = array.__dlpack__(stream=_NO_SYNCHRONISATION)
     tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else dense_strides(shape)
@@ -167,6 +167,12 @@ def _from_dlpack(array: Any, name: str) -> View:
         raise ProblemError(f"{name} has elements of {tensor.dtype.lanes} lanes: only 1 is supported")
     dtype = f"{_DTYPE_CODES.get(tensor.dtype.code, 'type')}{tensor.dtype.bits}"
     return View((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, int(ordinal))
+
+
+def _exporting(array: Any, ordinal: int) -> AbstractContextManager[Any]:
+    """Return a context that makes a GPU torch's current one if the array is torch's: it exports no tensor of another GPU."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.device(ordinal) if torch and "torch" in _packages(type(array)) else nullcontext()
 
 
 # ---- __cuda_array_interface__ ----

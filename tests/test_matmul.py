@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -314,7 +315,21 @@ class Torch(Cuda):
         return super().__dlpack__(stream=stream)
 
 
+class FakeCuda:
+    """Stands for torch.cuda."""
+
+    current = 0
+
+    @classmethod
+    @contextmanager
+    def device(cls, ordinal: int) -> Iterator[None]:
+        before, cls.current = cls.current, ordinal
+        yield
+        cls.current = before
+
+
 class FakeTorch:
+    cuda = FakeCuda
     _C = type("_C", (), {"_cuda_getCurrentRawStream": staticmethod(lambda device: 40 + device)})
     recording = True
 
@@ -357,6 +372,21 @@ def test_streams_are_the_current_ones_of_the_device_of_the_arrays(
     cupy = type("Cupy", (), {"__module__": "cupy"})
     of_device_1 = (0, (8, 8), None, "", 1)
     assert [ARRAY_ADAPTERS[kind].stream(of_device_1) for kind in (Torch, cupy)] == [41, 51]
+
+
+def test_tensors_of_any_gpu_are_exported(torch: type[FakeTorch]) -> None:
+    """torch exports tensors of its current GPU only."""
+
+    class OfGpu1(Torch):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 1
+
+        def __dlpack__(self, *, stream: int):
+            if FakeCuda.current != 1:
+                raise BufferError("Can't export tensors on a different CUDA device index")
+            return super().__dlpack__(stream=stream)
+
+    assert view(OfGpu1(placed(A)), "A").device == 1 and FakeCuda.current == 0
 
 
 def test_matmul_rejects_tensors_that_would_lose_gradients(
