@@ -527,7 +527,7 @@ int main() {{
 def test_split_launches_are_not_tuned_by_gpc() -> None:
     row, target = row_at_launch("2x1", "launch"), Target.typical("sm_90")
     options = [one for one in options_to_try(row, Work(1024, 1280, 8192), target, 20) if one]
-    assert {(one.splits > 1, one.by_gpc) for one in options} == {(False, True), (True, False)}
+    assert {(one.splits > 1, abs(one.raster_tiles) > BY_GPC) for one in options} == {(False, True), (True, False)}
 
 
 def test_second_wave_counts_reads_of_all_gpcs() -> None:
