@@ -447,9 +447,9 @@ def clocks_of(record: Mapping[str, Any], calibrated: Calibration | None = None) 
     else:  # the calibration was fitted with the planned occupancy; the built one may be higher
         ctas_per_sm = min(ctas_per_sm, spec["ctas_per_sm"])
     clocks, more = corrected_clocks(model_clocks_of(record, ctas_per_sm), factors, level), element_store_clocks(spec)
-    activation = activation_clocks(spec)
-    hidden = activation // HIDDEN_ACTIVATION if clocks.tiles_per_sm > 1 else 0
-    return replace(clocks, tile=clocks.tile + more + hidden, single_tile=clocks.single_tile + more + activation)
+    single, several = activation_clocks(spec)
+    several = several if clocks.tiles_per_sm > 1 else 0
+    return replace(clocks, tile=clocks.tile + more + several, single_tile=clocks.single_tile + more + single)
 
 
 ELEMENT_STORE_CLOCKS, PAIR_STORE_CLOCKS, SWAPPED_STORE_CLOCKS = 0.8, 0.4, 0.2
@@ -469,22 +469,22 @@ def element_store_clocks(spec: Mapping[str, Any]) -> int:
     return round(m * n * (SWAPPED_STORE_CLOCKS if spec.get("swap_ab") else aligned))
 
 
-ACTIVATION_CLOCKS, HIDDEN_ACTIVATION = {"silu": 0.2}, 3
-"""SM clocks that an activation adds to the latency of a wgmma tile, for each element. Others, such as gelu, were not measured and
-add nothing. If an SM has several tiles at a time, the time of a tile grows, too: by the clocks divided by HIDDEN_ACTIVATION.
+ACTIVATION_CLOCKS = {"relu": (0.02, 0.0), "gelu": (0.17, 0.085), "silu": (0.2, 0.1), "leaky_relu": (0.02, 0.0)}
+"""SM clocks that an activation adds for each element of a wgmma tile: to the latency of a tile, and to the time of a tile if an SM
+has several at a time. Others, and expressions, add nothing.
 
-With one tile at a time, it does not grow: it is a feature of the trees, which know no activation.
-Source: H200, gate of models like Llama 3 8B and Qwen2 7B in a CUDA graph, 777 and 2,048 tokens, 8 kernels each.
-docs/performance-notes.md, "Activations in estimates".
+With one tile at a time, the time of a tile does not grow: it is a feature of the trees, which know no activation.
+Source: benchmarks/data/activation_cost_h200.json. docs/performance-notes.md, "Activations in estimates".
 """
 
 
-def activation_clocks(spec: Mapping[str, Any]) -> int:
-    """Return what a tile of a wgmma kernel takes longer because of its activation. Units: SM clocks."""
+def activation_clocks(spec: Mapping[str, Any]) -> tuple[int, int]:
+    """Return what an activation adds to the latency of a tile, and to the time of a tile beside others. Units: SM clocks."""
     if not by_wgmma(spec):
-        return 0
+        return 0, 0
     m, n, _ = map(int, spec["cta_tile"].split("x"))
-    return round(m * n * ACTIVATION_CLOCKS.get(spec["activation"], 0.0))
+    single, several = ACTIVATION_CLOCKS.get(spec["activation"], (0.0, 0.0))
+    return round(m * n * single), round(m * n * several)
 
 
 def corrected_clocks(clocks: Clocks, factors: Factors, level: int = OF_KERNEL) -> Clocks:
