@@ -421,7 +421,14 @@ def test_a_growing_library_builds_instead_of_falling_back(
     assert grown.symbol.startswith("hgemm_sm90a_") and len(lines(caplog, "falls back")) == 1
 
 
+@pytest.fixture
+def covers_once(builds_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `hgemm cover` build in this process, each kernel once a run of the tests."""
+    monkeypatch.setattr("generator.cli.deploy.cores", lambda: 0)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("covers_once")
 def test_cover_adds_the_kernel_that_a_call_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The command in the note runs, and no fallback follows."""
     done = call(
@@ -441,8 +448,9 @@ def test_cover_adds_the_kernel_that_a_call_lacks(tmp_path: Path, caplog: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("covers_once")
 def test_cover_without_fallbacks_fills_an_empty_library(tmp_path: Path) -> None:
-    words = "cover --arch 90 --dtype bf16 --layout nn --no-fallback --add --library".split()
+    words = "cover --arch 90 --dtype f16 --layout nn --no-fallback --add --library".split()
     done = call("hgemm", *words, tmp_path / "new")
     assert done.returncode == 0, done.stdout + done.stderr
 

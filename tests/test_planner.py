@@ -100,7 +100,7 @@ natural = st.fixed_dictionaries(
 """Typical requests for mma.sync: a tile and the fields of a problem."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(natural)
 def test_a_plan_is_legal_wherever_one_exists(request_: dict) -> None:
     planned = plan_of(resolve(request_))
@@ -470,7 +470,7 @@ def test_a_change_is_written_as_options(change: dict[str, str], text: str) -> No
 # ---- Fixes ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(specs.requests)
 @example({"arch": "sm_90a", "cta_tile": Tile(0, 128, 64), "swap_ab": True})
 def test_fixes_lead_to_a_legal_spec(request_: dict) -> None:
