@@ -11,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
-from benchmarks import batch_invariance, compile_time, cost_model, cutlass, models
+from benchmarks import activation_cost, batch_invariance, compile_time, cost_model, cutlass, models
 from benchmarks.cost_model import Configuration, asked, distance, matched
 from benchmarks.cpi import Failed, check_code, compile_for, judge, measure, probes
 from generator.build.inspect import MachineCode, disassemble, read_cubin
-from hgemm.bench.protocol import Ratio
+from hgemm.bench.protocol import Ratio, geometric_mean
 from hgemm.bench.work import Work
 from hgemm.errors import LibraryError
-from hgemm.problem import Problem
+from hgemm.problem import ACTIVATIONS, Problem
 
 
 def test_ptxas_report():
@@ -247,3 +248,13 @@ def test_rounds_of_a_model_end_when_the_ratio_is_certain(
 ) -> None:
     found = Ratio(ratio, ratio - spread, ratio + spread)
     assert models.is_certain(found, rounds) == certain
+
+
+def test_estimates_have_the_measured_time_of_activations() -> None:
+    document = json.loads((ROOT / "benchmarks" / "data" / "activation_cost_h200.json").read_text())
+    document["problems"] = [one for one in document["problems"] if one["extents"][2] == 1024]
+    ratios: dict[str, list[float]] = {}
+    for _, _, name, measured, estimated in activation_cost.ratios(document):
+        ratios.setdefault(name, []).append(measured / estimated)
+    assert {*ratios} == {*ACTIVATIONS} - {"none"}
+    assert all(0.97 < geometric_mean(found) < 1.03 for found in ratios.values())
