@@ -131,15 +131,14 @@ class Row:
         splits, whole = self.splits, 0
         if options and self.decides_splits:
             splits, whole = options.splits, options.whole_tiles * self.cluster_m * self.cluster_n
-        places = PARTIAL_TILES_PER_CTA * self.max_ctas
-        if splits > 1:
-            places = (self.tiles(m, n) * batch - whole) * splits
-        size = places * self.partial_bytes
+        size = PARTIAL_TILES_PER_CTA * self.max_ctas * self.partial_bytes
+        if options or self.splits > 1:
+            size = size + (self.tiles(m, n) * batch - whole) * splits * (splits > 1) * self.partial_bytes
         if self.reduces:
             floats = self.reductions * -(-n // self.segment_columns) * m
-            floats += self.column_reductions * -(-m // SEGMENT_ROWS) * (n // self.gated_parts)
-            size += floats * batch * ACCUMULATOR_BYTES
-        return WORKSPACE_COUNTERS * COUNTER_BYTES + size if size else 0
+            floats = floats + self.column_reductions * -(-m // SEGMENT_ROWS) * (n // self.gated_parts)
+            size = size + floats * batch * ACCUMULATOR_BYTES
+        return WORKSPACE_COUNTERS * COUNTER_BYTES * (size > 0) + size
 
     def has_counters(self, m: int, n: int, batch: int) -> bool:
         """Return whether a workspace has enough counters for the kernel's own splits, or for the tiles that it reduces."""
@@ -543,9 +542,8 @@ costs an eighth. With 2, sharing takes 3 % longer. Source: split_shares_h100.jso
 
 def partial_eighths(row: Row, splits: int, ctas: int, places: int) -> int:
     """Return how many parts a launch stores and adds, in eighths. `places` CTAs run at the same time."""
-    if row.persistent and splits >= MIN_SHARING_SPLITS and ctas <= places:
-        return 7 * (MIN_SHARING_SPLITS - 1) + splits
-    return 8 * splits
+    sharing = row.persistent * (splits >= MIN_SHARING_SPLITS) * (ctas <= places)
+    return 8 * splits - sharing * 7 * (splits - MIN_SHARING_SPLITS + 1)
 
 
 SERIAL_PART_CLOCKS = 400
@@ -575,8 +573,8 @@ def features_of(row: Row, query: SelectionQuery, target: Target, clocks: int) ->
         MAX_ALIGNMENT; percent of a wave; KiB of DRAM traffic and clocks of L2 for each 1000 clocks of the estimate.
     """
     m, n, k = query.m, query.n, query.k
-    tiles, k_tiles = row.tiles(m, n), _ceil_div(max(k, 1), row.tile_k)
-    loads = min(tiles * k_tiles, KIB_LIMIT) * row.l2_clocks >> L2_BITS
+    tiles, k_tiles = row.tiles(m, n), _ceil_div(maximum(k, 1), row.tile_k)
+    loads = minimum(tiles * k_tiles, KIB_LIMIT) * row.l2_clocks >> L2_BITS
     alignments = [(one | MAX_ALIGNMENT) & -(one | MAX_ALIGNMENT) for one in (m, n, k)]
     return (
         *(m, n, k, LAYOUTS.index(query.kind.layout), query.straddling, *alignments),
@@ -632,14 +630,15 @@ def energy(row: Row) -> int:
 def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
     """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks.
 
+    The numbers of `query` and `options` may be arrays (hgemm.estimates), so only properties of the row are conditions here.
     If a row is calibrated, the SMs take less than the busiest one's time. A likely reason is power: SMs that wait leave more of it
     to the others. Source: benchmarks/calibration.py, cross-validation.
     """
     tiles, sms, resident = row.tiles(query.m, query.n) * query.batch, sms_used(row, target), tiles_per_sm(row, target)
     whole = options.whole_tiles * row.cluster_m * row.cluster_n
     extra = row.straddling_clocks * query.straddling // 2
-    all_k_tiles = _ceil_div(max(query.k, 1), row.tile_k)
-    shared = row.decides_splits and options.splits > 1 and tiles > whole
+    all_k_tiles = _ceil_div(maximum(query.k, 1), row.tile_k)
+    shared = row.decides_splits * (options.splits > 1) * (tiles > whole)
     busy = single = loads = work = ctas = 0
     for items, k_tiles, stored in (
         (whole, all_k_tiles, row.serial_parts * (options.splits - 1) * SERIAL_PART_CLOCKS),
@@ -652,19 +651,21 @@ def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: Laun
         loads += items * k_tiles
         work += items * (row.tile_clocks + stored)
         ctas += items
-    sm, memory = min(max(busy, single), LIMIT), _memory(row, query, target, loads)
+    sm, memory = minimum(maximum(busy, single), LIMIT), _memory(row, query, target, loads)
     if row.calibration:
-        average = (min(loads * (row.k_tile_clocks + extra), LIMIT) + work) // sms
-        sm -= max(sm - average, 0) * (FORGIVEN_IN_ONE_WAVE if ctas <= sms else FORGIVEN) // 16
+        average = (minimum(loads * (row.k_tile_clocks + extra), LIMIT) + work) // sms
+        forgiven = FORGIVEN + (FORGIVEN_IN_ONE_WAVE - FORGIVEN) * (ctas <= sms)
+        sm = sm - maximum(sm - average, 0) * forgiven // 16
         waves = -(-100 * ctas // sms) if row.tensor_maps else 100 * _ceil_div(query.m, row.tile_m)
-        factor = row.wave_factors[bisect_left(WAVE_BOUNDS, waves)]
+        factor = _wave_factor(row, waves)
         sm = sm * factor // ONE
         memory = memory if row.tensor_maps else memory * factor // ONE
     waits = 1 + ROUND_WAITS * (busiest - 1)  # `busiest` counts the split items
     partial = partial_eighths(row, options.splits, ctas, sms * resident) * row.partial_clocks // 8
     added = (row.split_clocks + partial) * shared * waits
-    added += max(sm - LONG_CLOCKS, 0) * energy(row) // ONE if row.calibration else 0
-    return min(row.launch_clocks + added + _overlapped(row, max(sm, memory), min(sm, memory)), LIMIT)
+    if row.calibration:
+        added = added + maximum(sm - LONG_CLOCKS, 0) * energy(row) // ONE
+    return minimum(row.launch_clocks + added + _overlapped(row, maximum(sm, memory), minimum(sm, memory)), LIMIT)
 
 
 # ---- The options of a launch, if its kernel leaves them open ----
@@ -846,7 +847,26 @@ def _overlapped(row: Row, longer: int, shorter: int) -> int:
     """Return about sqrt(longer^2 + shorter^2). A part below a quarter of the other adds nothing. Calibrated rows overlap less."""
     eighths = OVERLAP_EIGHTHS if row.calibration else 4
     more = shorter * eighths // 8 - longer * eighths // 32
-    return longer + max(more, 0)
+    return longer + maximum(more, 0)
+
+
+def _wave_factor(row: Row, waves: int) -> int:
+    """Return the factor of a row for these waves. Units: ONE is 1."""
+    if isinstance(waves, int):
+        return row.wave_factors[bisect_left(WAVE_BOUNDS, waves)]
+    import numpy as np
+
+    return np.array(row.wave_factors)[np.searchsorted(WAVE_BOUNDS, waves)]
+
+
+def minimum(x: int, y: int) -> int:
+    """Return the lower number, or an array of them if `x` is one."""
+    return min(x, y) if isinstance(x, int) else x.clip(max=y)
+
+
+def maximum(x: int, y: int) -> int:
+    """Return the higher number, or an array of them if `x` is one."""
+    return max(x, y) if isinstance(x, int) else x.clip(min=y)
 
 
 def _ceil_div(x: int, y: int) -> int:
@@ -872,17 +892,17 @@ def dram_part(target: Target) -> int:
 def _memory(row: Row, query: SelectionQuery, target: Target, loads: int) -> int:
     """Return the time of DRAM to read A and B once and write D, plus that of L2 to read the rest."""
     kib = _dram_kib(row, query)
-    loaded = min(loads, KIB_LIMIT) * row.l2_clocks >> L2_BITS
-    l2 = max(loaded - (kib * row.l2_mib_clocks >> 10), 0)
-    l2 += l2 * query.straddling // STRADDLING_PART
+    loaded = minimum(loads, KIB_LIMIT) * row.l2_clocks >> L2_BITS
+    l2 = maximum(loaded - (kib * row.l2_mib_clocks >> 10), 0)
+    l2 = l2 + l2 * query.straddling // STRADDLING_PART
     return row.dram_start_clocks + (kib * (row.dram_mib_clocks * dram_part(target) // DRAM_ONE) >> 10) + l2
 
 
 def _dram_kib(row: Row, query: SelectionQuery) -> int:
     """Return the DRAM traffic of reading A and B once, and of writing D."""
-    operands = min((query.m + query.n) * query.k * query.batch, LIMIT)
-    results = min(query.m * query.n * query.batch, LIMIT)
-    return min((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
+    operands = minimum((query.m + query.n) * query.k * query.batch, LIMIT)
+    results = minimum(query.m * query.n * query.batch, LIMIT)
+    return minimum((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
 
 
 def sms_used(row: Row, target: Target) -> int:

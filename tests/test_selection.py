@@ -40,6 +40,7 @@ from hgemm.dispatch_table import (
     default_options,
     default_strips,
     estimate_clocks,
+    features_of,
     has_gpcs,
     kind_of,
     orders_of_waves,
@@ -49,6 +50,7 @@ from hgemm.dispatch_table import (
 )
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError, RequestError, UnsupportedError
+from hgemm.estimates import estimates, features, part_of, stacked, supported
 from hgemm.gpus import TYPICAL
 from hgemm.growth import size_of_tile
 from hgemm.launch import check, workspace_bytes
@@ -93,6 +95,40 @@ targets = st.sampled_from(sorted(TYPICAL)).map(lambda number: Target.typical(f"s
 
 def choose(wanted: SelectionQuery, target: Target = H200, table: DispatchTable | None = None):
     return Selector(table or catalog_table(), target).find(wanted)
+
+
+# ---- Arrays ---------------------------------------------------------------------------------------------------------
+
+few_tiles = st.integers(1, 40).map(lambda eighths: 8 * eighths)
+array_problems = problems | st.builds(
+    SelectionQuery,
+    kind=st.just(Kind()),
+    m=few_tiles,
+    n=few_tiles,
+    k=st.integers(1, 2000).map(lambda eighths: 8 * eighths),
+    batch=st.integers(1, 3),
+    workspace_bytes=st.sampled_from((0, 2**20, ANY_WORKSPACE)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(array_problems, min_size=1, max_size=8), targets, st.randoms(use_true_random=False), st.booleans())
+def test_arrays_of_estimates_equal_single_ones(
+    queries: list[SelectionQuery], target: Target, draw: random.Random, reduces: bool
+) -> None:
+    queries = [dataclasses.replace(one, kind=queries[0].kind) for one in queries]
+    its = stacked(queries)
+    for row in draw.sample(catalog_table().rows, 20):
+        if reduces:
+            row = dataclasses.replace(row, reductions=1, column_reductions=2, segment_columns=128)
+        places = supported(row, its, target)
+        assert [*places] == [at for at, one in enumerate(queries) if row_supports(row, one, target)]
+        clocks = estimates(row, part_of(its, places), target)
+        assert [*clocks] == [estimate_clocks(row, queries[at], target) for at in places]
+        if len(places):
+            found = features(row, part_of(its, places), target, clocks)
+            expected = [features_of(row, queries[at], target, one) for at, one in zip(places, clocks.tolist())]
+            assert found.tolist() == [[*one] for one in expected]
 
 
 # ---- The table ------------------------------------------------------------------------------------------------------

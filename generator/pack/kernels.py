@@ -26,16 +26,16 @@ from generator.pack.models import Layer, Model, distinct
 from generator.spec import Spec, symbol_of
 from generator.store.library import Library
 from generator.tuning import planned_record, plans_of
-from hgemm.dispatch_table import Row, estimate_clocks, features_of, has_trees, kind_of, launch_clocks, row_of
+from hgemm.dispatch_table import Row, kind_of, launch_clocks, row_of
 from hgemm.dtypes import type_word
+from hgemm.estimates import estimates, features, part_of, stacked, supported
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import calibration
-from hgemm.model.trees import MAX_CHANGE, refinements
+from hgemm.model.trees import BOUND_LIMIT, MAX_CHANGE, refinements
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.packed import ROWS, PackedLayer, add_pack
 from hgemm.problem import TYPES, Kind, LaunchOptions, kind_supports
 from hgemm.record import CUBIN_NAME, PTX_NAME
-from hgemm.selection import row_supports
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 MAX_LOSS = 0.03
@@ -205,45 +205,36 @@ class PackChooser:
     @cached_property
     def clocks(self) -> np.ndarray:
         """The estimated time of each problem with each candidate, inf if it does not support it. Units: clocks of an SM."""
-        times = np.full((len(self.problems), len(self.candidates)), np.inf)
-        by_kind: dict[int, list[int]] = {}
-        # If a launch decides no splits, its time does not depend on the workspace.
-        known: dict[tuple[int, ...], float] = {}
+        times = np.full((len(self.problems), len(self.candidates)), np.inf, order="F")
+        of_kind: dict[int, list[int]] = {}
         for at, problem in enumerate(self.problems):
-            query, code = problem.query, problem.query.kind.code
-            if code not in by_kind:
-                by_kind[code] = [
-                    place for place, one in enumerate(self.candidates) if kind_supports(one.kind.code, code)
-                ]
-            for place in by_kind[code]:
-                row = self.candidates[place].row
-                if row_supports(row, query, self.target):
-                    key = (place, query.m, query.n, query.k, code)
-                    if row.decides_splits or key not in known:
-                        known[key] = self._clocks(row, query)
-                    times[at, place] = known[key]
-        return self._of_one_order(times) if self.invariant else self._refined(times)
+            of_kind.setdefault(problem.query.kind.code, []).append(at)
+        for code, places in of_kind.items():
+            queries = stacked([self.problems[at].query for at in places])
+            for column, one in zip(times.T, self.candidates):
+                if kind_supports(one.kind.code, code):
+                    its = supported(one.row, queries, self.target)
+                    column[np.array(places)[its]] = self._clocks(one.row, part_of(queries, its))
+            if not self.invariant:
+                self._refine(times, np.array(places), queries)
+        return self._of_one_order(times) if self.invariant else times
 
-    def _clocks(self, row: Row, query: SelectionQuery) -> float:
-        """Return the estimated time of a launch, of one that does not split k if the pack is batch-invariant."""
+    def _clocks(self, row: Row, queries: SelectionQuery) -> Any:
+        """Return the estimated times of launches, of those that do not split k if the pack is batch-invariant."""
         if not self.invariant:
-            return estimate_clocks(row, query, self.target)
+            return estimates(row, queries, self.target)
         unsplit = row.order and row.splits == 1
-        return launch_clocks(row, query, self.target, LaunchOptions(1)) if unsplit else np.inf
+        return launch_clocks(row, queries, self.target, LaunchOptions(1)) if unsplit else np.inf
 
-    def _refined(self, times: np.ndarray) -> np.ndarray:
-        """Return times that the calibration's trees have refined where a candidate may be the best. Shapes: as `clocks`."""
-        near = times <= NEAR * times.min(axis=1, keepdims=True)
-        features = {}
-        for at, place in zip(*np.nonzero(near & np.isfinite(times))):
-            row, query, clocks = self.candidates[place].row, self.problems[at].query, int(times[at, place])
-            if has_trees(row, query, clocks):
-                features[at, place] = features_of(row, query, self.target, clocks)
-        if features:
-            factors = refinements(calibration().trees, np.array([*features.values()]))
-            at, place = np.array([*features]).T
-            times[at, place] = times[at, place] * factors // TREE_ONE
-        return times
+    def _refine(self, times: np.ndarray, places: np.ndarray, queries: SelectionQuery) -> None:
+        """Refine times by the calibration's trees where a candidate may be the best. Shapes: places, queries (query,)."""
+        most = np.minimum(NEAR * times[places].min(axis=1), BOUND_LIMIT)
+        for column, one in zip(times.T, self.candidates):
+            near = np.flatnonzero(column[places] <= most)
+            if one.row.calibration and len(near):
+                clocks = column[places[near]].astype(np.int64)
+                found = features(one.row, part_of(queries, near), self.target, clocks)
+                column[places[near]] = clocks * refinements(calibration().trees, found) // TREE_ONE
 
     def _of_one_order(self, times: np.ndarray) -> np.ndarray:
         """Return times with inf for each kernel that has not the order of its kind: the one that supports the most problems.
