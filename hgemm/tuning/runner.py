@@ -37,7 +37,7 @@ from hgemm.bench.runner import (
     times_of,
     works_of,
 )
-from hgemm.bench.work import Work
+from hgemm.bench.work import Work, extents
 from hgemm.device import Device, open_device
 from hgemm.disk import disk_errors, require_writable
 from hgemm.dispatch_table import DispatchTable, kind_of, row_of, row_order
@@ -378,6 +378,12 @@ _OPTIONS = (
     *protocol_options(PROTOCOL),
     click.option("--fresh", is_flag=True, help="Ignore earlier sessions."),
     click.option("--resume", is_flag=True, help="Skip problems that an earlier run with the same options tuned."),
+    click.option(
+        "--rows",
+        default="",
+        metavar="ROWS",
+        help="Rows (tokens) of the layers of a pack: 1,2,4,8:512:8. Default: the powers of two of its range, and the ends.",
+    ),
     number_option("--gpus", click.IntRange(1, 64), 1, "Number of GPUs, with one process each."),
     click.option("--part", default="1/1", metavar="I/N", hidden=True),
     junit_option,
@@ -429,6 +435,10 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
     Raises: RequestError if there are none.
     """
     if any(options[name] for name in ("suite", "shapes", "m", "n", "k", "epilogue")):  # a pack has no expressions
+        if options["rows"]:
+            raise RequestError(
+                "--rows is for the layers of a pack, and other problems are named: omit --rows, or those"
+            )
         return works_of(options)
     layers = read_pack(library)
     if not layers:
@@ -446,17 +456,26 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
         given = " ".join(f"--{name} {options[name]}" for name in _FILTERS if options[name])
         has = ", ".join(dict.fromkeys(str(layer.kind) for layer in layers))
         raise RequestError(f"no layer of {library / PACK_NAME} has {given}: it has {has}")
+    named = extents(options["rows"], "rows") if options["rows"] else ()
     works = [
-        Work(m, layer.n, layer.k, group=layer.name, **layer.kind.words) for layer in chosen for m in layer.rows_to_tune
+        Work(m, layer.n, layer.k, group=layer.name, **layer.kind.words)
+        for layer in chosen
+        for m in named or layer.rows_to_tune
     ]
     if options["part"] == "1/1":
         rows = sorted(work.m for work in works)
+        least, most = (time_left(seconds * len(works) / options["gpus"]) for seconds in PROBLEM_SECONDS)
         click.echo(
             f"no problems given: tuning the layers of {library / PACK_NAME} for {rows[0]:,} to {rows[-1]:,} rows, "
-            f"{len(works)} problems",
+            f"{len(works)} problems; with 16 cores, this takes about {least} to {most}. --rows names other rows, and --budget "
+            "limits the time",
             err=True,
         )
     return works
+
+
+PROBLEM_SECONDS = 3, 6
+"""The time of a problem, with few and with many kernels to compile on 16 cores. Source: docs/how-to/tune.md, "What it costs"."""
 
 
 _FILTERS = {
