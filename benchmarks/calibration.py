@@ -475,8 +475,9 @@ NOT_AGAIN = 1.02
 """Factor of kernels that were only measured as products were launched before SHARED_PARTS. Their own factors are too extreme, so
 the estimates use the geometric means of these and of the factors of their group. Source: 68 drawn problems that `hgemm tune`
 measured. The kernel with the lowest estimate loses 2.2 % to the fastest. With the own factors alone, it loses 2.7 %."""
-LEAST_LAUNCHES = 4
-"""Kernels of the family with fewer launches have the factors of their group, or those of tn."""
+LEAST_LAUNCHES, NEVER_NEAR = 4, 0.05
+"""Kernels of the family with fewer launches have the factors of their group, or those of tn. So have those that were only measured
+as products were launched before SHARED_PARTS, and were never within NEVER_NEAR of the fastest."""
 MIN_PROBLEMS, FASTEST_SHARE = 100, 0.1
 """A kernel that was measured on fewer than MIN_PROBLEMS is limited to the rate that FASTEST_SHARE of its group's others reach.
 
@@ -887,6 +888,7 @@ def fit_command(files: Sequence[Path], keep_tn: bool, to: Path) -> None:
     scale = level(of_layout, [*rows.values()], factors.own) / NOT_MEASURED
     measured = np.bincount(together.row, minlength=len(rows))
     current = np.isin(range(len(rows)), together.row[together.weight > WEIGHTS[1]])
+    of_value = current | (least_losses(together, len(rows)) <= NEVER_NEAR)
     devices = devices_of(documents)
     places = {key: place for place, key in enumerate(rows)}
     spans = {span_of(*key): place for key, place in places.items()}
@@ -907,7 +909,8 @@ def fit_command(files: Sequence[Path], keep_tn: bool, to: Path) -> None:
             {
                 key: _permille(scale * (factors.own[place] if current[place] else not_again(factors, place)))
                 for key, place in places.items()
-                if measured[place] >= (LEAST_LAUNCHES if key[0][: len(FAMILY)] == family else 1)
+                if (measured[place] >= LEAST_LAUNCHES and of_value[place])
+                or (measured[place] and key[0][: len(FAMILY)] != family)
             }
         ),
         waves=tuple(_permille(part) for part in np.split(factors.waves, WAVE_CLASSES)),
@@ -926,6 +929,14 @@ def fit_command(files: Sequence[Path], keep_tn: bool, to: Path) -> None:
     to.write_text(in_lines(document), encoding="utf-8")
     calibration.cache_clear()
     click.echo(f"{len(found.kernels)} kernels, {to.stat().st_size} B; all together: {dict(zip(TERMS, found.others))}")
+
+
+def least_losses(launches: Launches, count: int) -> np.ndarray:
+    """Return how close each of `count` rows came to the fastest of a problem. Shapes: (row,)."""
+    best, found = np.full(int(launches.at.max()) + 1, np.inf), np.full(count, np.inf)
+    np.minimum.at(best, launches.at, launches.time_us)
+    np.minimum.at(found, launches.row, launches.time_us / best[launches.at] - 1)
+    return found
 
 
 def without_repeats(kernels: Mapping[KernelKey, Factors]) -> dict[KernelKey, Factors]:
