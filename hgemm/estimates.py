@@ -29,7 +29,7 @@ from hgemm.requirements import violations
 from hgemm.selection_query import SelectionQuery, Target
 
 NUMBERS = tuple(one.name for one in fields(SelectionQuery) if one.type in ("int", "bool") and one.compare)
-"""The fields of a query that are arrays in a stacked one."""
+"""The fields of a query that may be arrays in a stacked one."""
 MAX_PRODUCTS = 2**48
 """Multiplications of a problem whose estimate fits in int64. Those of larger ones are computed with Python's integers."""
 LARGEST_CLUSTER = 1024
@@ -37,18 +37,23 @@ LARGEST_CLUSTER = 1024
 
 
 def stacked(queries: Sequence[SelectionQuery]) -> SelectionQuery:
-    """Return queries of one kind as one query whose numbers are arrays. Shapes: (query,)."""
+    """Return queries of one kind as one query. Its extents are arrays, and so are other numbers that differ. Shapes: (query,)."""
     extents = ((one.m, one.n, one.k, one.batch) for one in queries)
     products = max(math.prod(extent + LARGEST_CLUSTER for extent in its[:3]) * its[3] for its in extents)
     dtype = np.int64 if products <= MAX_PRODUCTS else object
-    columns: dict[str, Any] = {name: np.array([getattr(one, name) for one in queries], dtype) for name in NUMBERS}
+    columns: dict[str, Any] = {}
+    for name in NUMBERS:
+        values = [getattr(one, name) for one in queries]
+        if name in ("m", "n", "k") or len({*values}) > 1:
+            columns[name] = np.array(values, dtype)
     return replace(queries[0], **columns)
 
 
 def part_of(queries: SelectionQuery, places: np.ndarray) -> SelectionQuery:
     """Return the queries at these places. Shapes: (place,)."""
-    columns: dict[str, Any] = {name: getattr(queries, name)[places] for name in NUMBERS}
-    return replace(queries, **columns)
+    columns = {name: getattr(queries, name) for name in NUMBERS}
+    arrays: dict[str, Any] = {name: one[places] for name, one in columns.items() if isinstance(one, np.ndarray)}
+    return replace(queries, **arrays)
 
 
 def supported(row: Row, queries: SelectionQuery, target: Target) -> np.ndarray:

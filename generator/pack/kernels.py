@@ -26,7 +26,7 @@ from generator.pack.models import Layer, Model, distinct
 from generator.spec import Spec, symbol_of
 from generator.store.library import Library
 from generator.tuning import planned_record, plans_of
-from hgemm.dispatch_table import Row, kind_of, launch_clocks, row_of
+from hgemm.dispatch_table import OF_KERNEL, Row, kind_of, launch_clocks, row_of
 from hgemm.dtypes import type_word
 from hgemm.estimates import estimates, features, part_of, stacked, supported
 from hgemm.launch_traits import LaunchTraits
@@ -51,6 +51,8 @@ Source: docs/performance-notes.md, "Activations in estimates".
 """
 NEAR = (TREE_ONE + MAX_CHANGE) / (TREE_ONE - MAX_CHANGE)
 """Trees may make a candidate the best if its estimate is at most this multiple of the lowest one."""
+REFINED_AT_ONCE = 64
+"""Candidates whose estimates trees refine at once."""
 ROWS_PER_OCTAVE = 32
 """Numbers of rows from a power of two to the next for which kernels are chosen.
 
@@ -85,19 +87,27 @@ class Candidate:
         return cls(plan, kind_of(traits), row_of(traits, record))
 
 
-def candidates_for(kind: Kind, query: SelectionQuery, arch: str) -> Sequence[Candidate]:
-    """Return the candidates for problems with the alignments of `query`.
+def candidates_for(kind: Kind, query: SelectionQuery, arch: str, wide: bool = False) -> Sequence[Candidate]:
+    """Return the candidates for problems with the alignments of `query`. `wide` adds all kernels that the calibration measured.
 
     Where an architecture has wgmma, kernels on mma.sync are candidates only if wgmma cannot compute the kind.
     """
     aligns = (query.align_a, query.align_b, query.align_d)
-    found = (_candidates(kind, aligns, name, query.expression) for name in _archs(arch))
+    found = (_candidates(kind, aligns, name, query.expression, wide) for name in _archs(arch))
     return next(filter(None, found), ())
 
 
 @cache
-def _candidates(kind: Kind, aligns: tuple[int, int, int], arch: str, expression: str) -> Sequence[Candidate]:
-    return tuple(map(Candidate.of, plans_of(kind, aligns, (arch,), expression=expression).values()))
+def _candidates(
+    kind: Kind, aligns: tuple[int, int, int], arch: str, expression: str, wide: bool
+) -> Sequence[Candidate]:
+    found = plans_of(kind, aligns, (arch,), expression=expression)
+    candidates = [Candidate.of(plan) for plan in found.values()]
+    if wide:
+        more = plans_of(kind, aligns, (arch,), expression=expression, wide=True)
+        others = (Candidate.of(plan) for symbol, plan in more.items() if symbol not in found)
+        candidates += [one for one in others if one.row.calibration == OF_KERNEL]
+    return candidates
 
 
 def _archs(arch: str) -> list[str]:
@@ -194,7 +204,7 @@ class PackChooser:
             if key in asked:
                 continue
             asked.add(key)
-            its = candidates_for(query.kind, query, self.arch)
+            its = candidates_for(query.kind, query, self.arch, wide=True)
             if not its:
                 raise RequestError(
                     f"{self.arch} has no kernel for {problem.layer.name} ({query.kind}): use another --dtype"
@@ -209,14 +219,15 @@ class PackChooser:
         of_kind: dict[int, list[int]] = {}
         for at, problem in enumerate(self.problems):
             of_kind.setdefault(problem.query.kind.code, []).append(at)
-        for code, places in of_kind.items():
-            queries = stacked([self.problems[at].query for at in places])
-            for column, one in zip(times.T, self.candidates):
-                if kind_supports(one.kind.code, code):
-                    its = supported(one.row, queries, self.target)
-                    column[np.array(places)[its]] = self._clocks(one.row, part_of(queries, its))
+        for code, its in of_kind.items():
+            places, queries = np.array(its), stacked([self.problems[at].query for at in its])
+            columns = [at for at, one in enumerate(self.candidates) if kind_supports(one.kind.code, code)]
+            for at in columns:
+                row = self.candidates[at].row
+                found = supported(row, queries, self.target)
+                times[places[found], at] = self._clocks(row, part_of(queries, found))
             if not self.invariant:
-                self._refine(times, np.array(places), queries)
+                self._refine(times, places, columns, queries)
         return self._of_one_order(times) if self.invariant else times
 
     def _clocks(self, row: Row, queries: SelectionQuery) -> Any:
@@ -226,15 +237,28 @@ class PackChooser:
         unsplit = row.order and row.splits == 1
         return launch_clocks(row, queries, self.target, LaunchOptions(1)) if unsplit else np.inf
 
-    def _refine(self, times: np.ndarray, places: np.ndarray, queries: SelectionQuery) -> None:
-        """Refine times by the calibration's trees where a candidate may be the best. Shapes: places, queries (query,)."""
-        most = np.minimum(NEAR * times[places].min(axis=1), BOUND_LIMIT)
-        for column, one in zip(times.T, self.candidates):
-            near = np.flatnonzero(column[places] <= most)
-            if one.row.calibration and len(near):
-                clocks = column[places[near]].astype(np.int64)
-                found = features(one.row, part_of(queries, near), self.target, clocks)
-                column[places[near]] = clocks * refinements(calibration().trees, found) // TREE_ONE
+    def _refine(self, times: np.ndarray, places: np.ndarray, columns: Sequence[int], queries: SelectionQuery) -> None:
+        """Refine times of some problems by the calibration's trees where a candidate may be the best.
+
+        Shapes: times as `clocks`; places, queries (query,); columns (candidate,).
+        """
+        most = np.minimum(NEAR * times[np.ix_(places, columns)].min(axis=1), BOUND_LIMIT)
+        calibrated = [at for at in columns if self.candidates[at].row.calibration]
+        for first in range(0, len(calibrated), REFINED_AT_ONCE):
+            part = calibrated[first : first + REFINED_AT_ONCE]
+            near = [np.flatnonzero(times[places, at] <= most) for at in part]
+            clocks = [times[places[its], at].astype(np.int64) for at, its in zip(part, near)]
+            found = np.concatenate(
+                [
+                    features(self.candidates[at].row, part_of(queries, its), self.target, of_row)
+                    for at, its, of_row in zip(part, near, clocks)
+                ]
+            )
+            # Neighbours that differ in their workspace only often have equal features.
+            new = np.insert((found[1:] != found[:-1]).any(axis=1), 0, True)[: len(found)]
+            factors = refinements(calibration().trees, found[new])[np.cumsum(new) - 1]
+            at_row, at_column = places[np.concatenate(near)], np.repeat(part, [*map(len, near)])
+            times[at_row, at_column] = np.concatenate(clocks) * factors // TREE_ONE
 
     def _of_one_order(self, times: np.ndarray) -> np.ndarray:
         """Return times with inf for each kernel that has not the order of its kind: the one that supports the most problems.
@@ -272,27 +296,31 @@ class PackChooser:
         """
         if not max_loss >= 0:
             raise RequestError(f"max_loss is {max_loss}: pass 0 or more, such as {MAX_LOSS}")
-        times = self.clocks.copy()
         failed = [one.plan.spec for one in self.candidates if one.symbol in without]
-        times[:, [at for at, one in enumerate(self.candidates) if needs_as_much(one.plan.spec, failed)]] = np.inf
-        fastest = times.min(axis=1)
+        usable = np.array(
+            [one.symbol in present or not needs_as_much(one.plan.spec, failed) for one in self.candidates]
+        )
+        fastest = self.clocks.min(axis=1, initial=np.inf, where=usable)
         if not np.isfinite(fastest).all():
             layer = self.problems[int(np.argmax(~np.isfinite(fastest)))].layer
             raise RequestError(f"no kernel for {layer.name} can be built on {self.arch}: use another --dtype or --arch")
-        losses = times / fastest[:, None] - 1
+        losses = self.clocks / fastest[:, None]
+        losses -= 1
+        losses[:, ~usable] = np.inf
         kept = [
-            at for at, one in enumerate(self.candidates) if one.symbol in present and np.isfinite(times[:, at]).any()
+            at for at, one in enumerate(self.candidates) if one.symbol in present and np.isfinite(losses[:, at]).any()
         ]
         weights = [1 if one.query.kind.activation == "none" else ACTIVATION_STRICTNESS for one in self.problems]
-        chosen = smallest_cover(losses * np.array(weights)[:, None], max_loss, kept)
-        best = losses[:, chosen].min(axis=1)
+        losses *= np.array(weights)[:, None]
+        chosen = smallest_cover(losses, max_loss, kept)
+        best = losses[:, chosen].min(axis=1) / weights
         plans = tuple(self.candidates[place].plan for place in chosen)
-        ranges = tuple(self._ranges(times, chosen))
+        ranges = tuple(self._ranges(chosen))
         return PackedKernels(self.arch, plans, ranges, len(self.candidates), float(best.mean()), float(best.max()))
 
-    def _ranges(self, times: np.ndarray, chosen: list[int]) -> Iterator[RowRange]:
+    def _ranges(self, chosen: list[int]) -> Iterator[RowRange]:
         """Yield, for each layer and kind, the rows that each kernel serves: with a workspace, then without one."""
-        served = np.array(chosen)[times[:, chosen].argmin(axis=1)]
+        served = np.array(chosen)[self.clocks[:, chosen].argmin(axis=1)]
         starts: dict[tuple[Layer, Kind, bool], list[tuple[int, str]]] = {}
         for problem, place in zip(self.problems, served):
             query, symbol = problem.query, self.candidates[place].symbol
@@ -324,15 +352,17 @@ def smallest_cover(losses: np.ndarray, max_loss: float, kept: Sequence[int] = ()
     Greedy: each one adds the most problems, and of equals the lowest loss. At the end, those that are not needed are removed.
     Shapes: losses (problem, candidate). Every problem has a candidate without loss.
     """
-    good = losses <= max_loss
+    good = np.ascontiguousarray(losses <= max_loss)
     mean = np.minimum(losses, 1).mean(axis=0)
     chosen = list(kept)
-    open_problems = ~good[:, chosen].any(axis=1)
-    while open_problems.any():
-        counts = good[open_problems].sum(axis=0)
+    covered = good[:, chosen].any(axis=1)
+    counts = good[~covered].sum(axis=0)
+    while not covered.all():
         best = int(np.lexsort((mean, -counts))[0])
         chosen.append(best)
-        open_problems &= ~good[:, best]
+        newly = good[:, best] & ~covered
+        counts -= good[newly].sum(axis=0)
+        covered |= newly
     for place in sorted(set(chosen) - set(kept), key=lambda one: good[:, one].sum()):
         others = [one for one in chosen if one != place]
         if others and good[:, others].any(axis=1).all():
