@@ -16,12 +16,12 @@ from generator.build.pipeline import Outcome, Settings
 from generator.build.toolchain import templates_folder
 from generator.errors import RequestError
 from generator.pack import kernels
-from generator.pack.kernels import ROWS, PackChooser, candidates_for, choosers_of, dtypes_of, pack, smallest_cover
+from generator.pack.kernels import ROWS, PackChooser, candidates_for, cheap_cover, choosers_of, dtypes_of, pack
 from generator.pack.models import MODELS, Layer, distinct, model_of_module, model_of_sizes, read_model
 from generator.spec import symbol_of
 from generator.store.library import Library
 from generator.tuning import catalog_tiles, planned_record
-from hgemm.dispatch_table import DispatchTable, clocks_of
+from hgemm.dispatch_table import OF_KERNEL, DispatchTable, clocks_of
 from hgemm.packed import read_pack
 from hgemm.problem import ACTIVATIONS, LONG_ACTIVATIONS, Kind
 from hgemm.selection import Selector
@@ -375,10 +375,24 @@ def test_a_type_that_the_architecture_lacks_is_rejected() -> None:
         PackChooser([Layer("a", 64, 64)], "bf16", "sm_75")
 
 
-def test_cover_is_small_and_complete() -> None:
+def test_cover_is_cheap_and_complete() -> None:
     losses = np.array([[0.0, 0.2, 0.04], [0.3, 0.0, 0.04], [0.3, 0.0, 0.01]])
-    assert smallest_cover(losses, 0.05) == [2]
-    assert sorted(smallest_cover(losses, 0.0)) == [0, 1]
+    assert cheap_cover(losses, 0.05, [1, 1, 1]) == [2]
+    assert sorted(cheap_cover(losses, 0.05, [1, 1, 4])) == [0, 1]
+    assert sorted(cheap_cover(losses, 0.0, [1, 1, 1])) == [0, 1]
+    assert sorted(cheap_cover(losses, 0.05, [1, 1, 4], kept=[2])) == [2]
+
+
+def test_packs_for_wgmma_choose_from_the_measured_kernels() -> None:
+    query = SelectionQuery.dense(Kind(), (777, 4096, 4096, 1))
+    few, many = candidates_for(Kind(), query, "sm_90a"), candidates_for(Kind(), query, "sm_90a", wide=True)
+    others = {one.symbol: one for one in many if one not in few}
+    assert len(others) > 1000 and all(one.row.calibration == OF_KERNEL for one in others.values())
+    assert candidates_for(Kind(), query, "sm_80") == candidates_for(Kind(), query, "sm_80", wide=True)
+    layers = [Layer("up", 14336, 4096)]
+    assert {symbol_of(plan.spec) for plan in PackChooser(layers, "f16", "sm_90a", (512, 1024)).choose().plans} & {
+        *others
+    }
 
 
 def test_a_kernel_that_does_not_build_is_replaced(
