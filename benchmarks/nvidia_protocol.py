@@ -3,8 +3,9 @@
 \b
     python -m benchmarks.nvidia_protocol --library emitted --json FILE
 
-Data is uniform in [-1, 1]. The operands take turns, so that those of one turn fill more than twice the L2 cache. Each run warms the
-card up for 3 s, and then times at least 1,000 products in a CUDA graph. Runs go forth and back: cuBLAS, ours, ours, cuBLAS.
+Data is uniform in [-1, 1]. Several sets of operands and results take turns. Together they are larger than twice the L2 cache.
+Each run warms the card up for 3 s, and then times at least 1,000 products in a CUDA graph. Runs go forth and back: cuBLAS, ours,
+ours, cuBLAS.
 Exit status: 0 the figures are complete, 1 a result differs by more than rounding, or there is no GPU.
 """
 

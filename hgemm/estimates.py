@@ -32,8 +32,8 @@ NUMBERS = tuple(one.name for one in fields(SelectionQuery) if one.type in ("int"
 """The fields of a query that may be arrays in a stacked one."""
 MAX_PRODUCTS = 2**48
 """Multiplications of a problem whose estimate fits in int64. Those of larger ones are computed with Python's integers."""
-LARGEST_CLUSTER = 1024
-"""Rows, columns or k that incomplete clusters of tiles add to a problem, at most."""
+LARGEST_CLUSTER = 2048
+"""Rows, columns or k of a cluster of tiles, at most. Incomplete ones add to a problem."""
 
 
 def stacked(queries: Sequence[SelectionQuery]) -> SelectionQuery:

@@ -465,13 +465,13 @@ def test_without_problems_the_layers_of_the_packs_are_tuned(folder: Path, biased
 def test_rows_of_the_layers_of_a_pack_may_be_named(folder: Path, biased: Kind) -> None:
     """Also outside the range of the pack."""
     add_pack(folder, [PackedLayer("up", 56, 24, biased, (8, 8)), PackedLayer("down", 24, 56, Kind())])
-    result = call("--library", folder, "--seed", 1, "--rows", "3,8:24:8", command=module_command)
+    result = call("--library", folder, "--seed", 1, "--rows", "3,8,8:24:8", command=module_command)
     assert "for 3 to 24 rows, 8 problems" in result.stderr and result.exit_code == 0
     measured = {each.problem.extents for session in read_sessions(folder) for each in session.results}
     assert measured == {(m, n, k, 1) for m in (3, 8, 16, 24) for n, k in ((56, 24), (24, 56))}
     for words, message in (
         (["--rows", "0"], "--rows '0' names no positive number"),
-        (["--rows", "8", "--shapes", "8x8x8"], "--rows is for the layers of a pack, and other problems are named"),
+        (["--rows", "8", "--shapes", "8x8x8"], "--rows is for the layers of a pack, but other problems are named"),
     ):
         assert message in str(call("--library", folder, *words, command=module_command).exception)
     (found,) = hgemm.tune(library=folder, rows="5", bias="row", **QUICK_FIELDS)

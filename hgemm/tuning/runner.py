@@ -382,7 +382,7 @@ _OPTIONS = (
         "--rows",
         default="",
         metavar="ROWS",
-        help="Rows (tokens) of the layers of a pack: 1,2,4,8:512:8. Default: the powers of two of its range, and the ends.",
+        help="Rows (tokens) of the layers of a pack: 1,2,4,8:512:8. Default: the powers of two in its range, and both ends.",
     ),
     number_option("--gpus", click.IntRange(1, 64), 1, "Number of GPUs, with one process each."),
     click.option("--part", default="1/1", metavar="I/N", hidden=True),
@@ -437,7 +437,8 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
     if any(options[name] for name in ("suite", "shapes", "m", "n", "k", "epilogue")):  # a pack has no expressions
         if options["rows"]:
             raise RequestError(
-                "--rows is for the layers of a pack, and other problems are named: omit --rows, or those"
+                "--rows is for the layers of a pack, but other problems are named: omit --rows, or omit --suite, --shapes, "
+                "--m, --n, --k and --epilogue"
             )
         return works_of(options)
     layers = read_pack(library)
@@ -456,7 +457,7 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
         given = " ".join(f"--{name} {options[name]}" for name in _FILTERS if options[name])
         has = ", ".join(dict.fromkeys(str(layer.kind) for layer in layers))
         raise RequestError(f"no layer of {library / PACK_NAME} has {given}: it has {has}")
-    named = extents(options["rows"], "rows") if options["rows"] else ()
+    named = dict.fromkeys(extents(options["rows"], "rows")) if options["rows"] else ()
     works = [
         Work(m, layer.n, layer.k, group=layer.name, **layer.kind.words)
         for layer in chosen
