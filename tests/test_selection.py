@@ -14,7 +14,7 @@ from pathlib import Path
 import measured
 import pytest
 from conftest import call
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tables import catalog_records, catalog_table, record_of
 
@@ -111,8 +111,13 @@ array_problems = problems | st.builds(
 )
 
 
+HUGE = SelectionQuery(Kind(), 300, 2**31 - 1024, 2**31 - 1024, batch=5, workspace_bytes=ANY_WORKSPACE)
+"""A problem whose estimates do not fit in int64 before they are limited."""
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(array_problems, min_size=1, max_size=8), targets, st.randoms(use_true_random=False), st.booleans())
+@example([HUGE], H200, random.Random(0), False)
 def test_arrays_of_estimates_equal_single_ones(
     queries: list[SelectionQuery], target: Target, draw: random.Random, reduces: bool
 ) -> None:
