@@ -16,10 +16,14 @@ from generator.families.base import Plan
 from generator.spec import differing, symbol_of
 from generator.sweep import Candidate
 from generator.tables import cell, counted, fitted
+from hgemm.epilogue import NONE
 from hgemm.launch import PARTIAL_TILES_PER_CTA
-from hgemm.model.cards import card_keys
+from hgemm.model.cards import card_keys, card_named
 from hgemm.model.kernel import Size
 from hgemm.model.predict import card_for, report
+from hgemm.packed import pack_command
+from hgemm.problem import LAUNCH, REQUEST_WORDS, Kind
+from hgemm.selection_query import SelectionQuery
 
 _WIDTH = 26
 """Of the names of fields. Units: characters."""
@@ -40,7 +44,11 @@ class Question:
         if m is None and (n or k or batch):
             raise RequestError("--n, --k and --batch need --m: add --m (--n and --k default to --m)")
         size = None if m is None else Size(m, n or m, k or m, batch or 1)
-        return cls(options["device"], options["sms"] or 0, size)
+        device = options["device"]
+        if not device and options["arch"]:
+            with suppress(RequestError):  # --arch names an architecture, or a card without a table
+                device = card_named(options["arch"]).key
+        return cls(device, options["sms"] or 0, size)
 
 
 # ==== As JSON ====
@@ -116,13 +124,6 @@ _COMPARED = ("predicted_us", "ctas_per_sm", "needed_registers", "smem_bytes", "b
 
 _SPEC_LABELS = {"ctas_per_sm": "spec_ctas_per_sm"}
 """Names of fields of a spec as in `hgemm list`, where the model has a number of the same name."""
-_PACK_OPTIONS = {
-    "dtype": ("dtype_a", "f16"),
-    "layout": ("layout", "tn"),
-    "bias": ("bias", "none"),
-    "activation": ("activation", "none"),
-}
-"""Options of `hgemm pack`, the fields of a spec that they set, and the default."""
 
 
 def explanations_text(explanations: Sequence[dict[str, Any]], width: int) -> tuple[str, str]:
@@ -173,22 +174,35 @@ def explanation_text(explanation: dict[str, Any]) -> str:
     lines += ["  plan", *(f"    {name:<{_WIDTH}}{cell(value)}" for name, value in explanation["plan"].items())]
     if explanation["legal"]:
         lines += model_lines(explanation["model"], _WIDTH)
-        return "\n".join([*lines, "  legal", *_size_note(explanation)]) + "\n"
+        return "\n".join([*lines, "  legal", *_problem_notes(explanation)]) + "\n"
     lines += [f"  illegal, violates {counted(len(explanation['broken']), 'rule')}:"]
     lines += _broken_lines(explanation)
     return "\n".join(lines) + "\n"
 
 
-def _size_note(explanation: dict[str, Any]) -> Iterator[str]:
-    """Yield how to choose a tile for the size of the problem, if the tile is planned: the plan does not depend on the size."""
+def _problem_notes(explanation: dict[str, Any]) -> Iterator[str]:
+    """Yield what a prediction leaves out: rows that the kernel cannot read, splits, and the choice of a tile."""
     problem, spec = explanation["model"].get("problem"), explanation["spec"]
-    if problem and problem["batch"] == 1 and "cta_tile" in explanation["planned"] and spec["epilogue"] == "none":
-        m, n, k = (problem[name] for name in ("m", "n", "k"))
-        kind = "".join(
-            f" --{name} {spec[field]}" for name, (field, usual) in _PACK_OPTIONS.items() if spec[field] != usual
-        )
-        yield "  the planned tile does not depend on the problem. To choose tiles for a size:"
-        yield f"    hgemm pack --nk {n}x{k} --rows {m}:{m} --arch {spec['arch']}{kind} --dry-run"
+    if not problem:
+        return
+    m, n, k, batch = (problem[name] for name in ("m", "n", "k", "batch"))
+    kind = Kind(
+        **{name: spec[name] for name in REQUEST_WORDS} | {"bias": "none" if spec["bias"] == LAUNCH else spec["bias"]}
+    )
+    dense = SelectionQuery.dense(kind, (m, n, k, batch))
+    aligned = {name: getattr(dense, f"align_{name}") for name in "abd"}
+    loose = [name for name, align in aligned.items() if align < spec[f"align_{name}"]]
+    if loose and not spec["pointer_arrays"]:
+        options = " ".join(f"--align-{name} {aligned[name]}" for name in loose)
+        other = f"add {options}" if explanation["planned"] else "select another kernel with `hgemm select`"
+        names = " and ".join(name.upper() for name in loose)
+        yield f"  the kernel does not support dense {names} of this problem: pad the rows, or {other}"
+    if spec["schedule"] == "launch":
+        yield "  the prediction is for whole tiles. A launch may split k: `hgemm select` estimates the fastest splits"
+    if batch == 1 and "cta_tile" in explanation["planned"] and spec["epilogue"] == NONE:
+        if command := pack_command(kind, m, n, k, spec["arch"]):
+            yield "  the planned tile does not depend on the problem. To choose tiles for a size:"
+            yield f"    {command} --explain"
 
 
 def model_lines(model: dict[str, Any], width: int) -> list[str]:

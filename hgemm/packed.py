@@ -9,6 +9,8 @@ from pathlib import Path
 
 from hgemm.checks import TEXT, Mismatch, fields, integer, list_of, one_of
 from hgemm.disk import disk_errors, read_whole, write_atomically
+from hgemm.dtypes import stored_dtype
+from hgemm.epilogue import NONE
 from hgemm.errors import LibraryError
 from hgemm.problem import MAX_EXTENT, REQUEST_WORDS, Kind
 
@@ -48,6 +50,15 @@ class PackedLayer:
         first, last = self.rows
         octaves = (2**octave for octave in range(last.bit_length()))
         return tuple(sorted({first, *(rows for rows in octaves if first < rows < last), last}))
+
+
+def pack_command(kind: Kind, m: int, n: int, k: int, arch: str) -> str:
+    """Return the command, without --to, that packs kernels for one product. Empty if `hgemm pack` has none of its kind."""
+    if kind.pointer_arrays or kind.epilogue != NONE or kind.bias not in ("none", "row"):
+        return ""
+    if (kind.dtype_b, kind.dtype_d) != (kind.dtype_a, stored_dtype(kind.dtype_a)):
+        return ""
+    return f"hgemm pack --nk {n}x{k} --rows {m}:{m} {kind.cover_options} --arch {arch}"
 
 
 def read_pack(library: Path) -> tuple[PackedLayer, ...]:

@@ -380,9 +380,24 @@ def test_explain_rejects_requests_outside_the_model(capsys, arguments: list[str]
 
 def test_explain_says_that_a_planned_tile_does_not_depend_on_the_problem(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", "--arch", "sm_120", "--m", "16", "--n", "4096", "--k", "2048"]
-    command = "hgemm pack --nk 4096x2048 --rows 16:16 --arch sm_120 --dry-run"
+    command = "hgemm pack --nk 4096x2048 --rows 16:16 --dtype f16 --layout tn --arch sm_120 --explain"
     assert hgemm(capsys, *words)[1].splitlines()[-1].strip() == command
     assert command not in hgemm(capsys, *words, "--tile", "16x64x64")[1]
+
+
+def test_explain_says_what_its_prediction_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    def notes(*words: str) -> str:
+        out = hgemm(capsys, "explain", "--arch", "90a", "--layout", "nt", "--n", "5120", *words)[1]
+        return out.partition("  legal\n")[2]
+
+    assert "dense A of this problem: pad the rows, or add --align-a 1" in notes("--m", "301")
+    assert "dense" not in notes("--m", "301", "--align-a", "1") and "dense" not in notes("--m", "304")
+    assert "may split k" in notes("--m", "304", "--schedule", "launch") and "may split k" not in notes("--m", "304")
+
+
+def test_explain_takes_the_card_that_arch_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, name in ((["h100"], "H100"), (["t4"], "T4"), (["h100", "--device", "h200"], "H200"), (["90a"], "H200")):
+        assert f"  model of NVIDIA {name}" in hgemm(capsys, "explain", "--arch", *words)[1]
 
 
 def test_explain_gives_the_reason_without_a_model(capsys) -> None:

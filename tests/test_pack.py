@@ -422,12 +422,16 @@ def test_a_kernel_that_does_not_build_is_replaced(
 # ==== The verb ====
 
 
-def test_a_dry_run_lists_layers_and_rows_and_builds_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_dry_run_lists_layers_and_builds_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = written(tmp_path / "model", model_type="llama", torch_dtype="bfloat16", **GROUPED)
-    status, out, err = hgemm(capsys, "pack", folder, "--arch", "80", "--to", tmp_path / "lib", "--dry-run")
+    words = ("pack", folder, "--arch", "80", "--to", tmp_path / "lib")
+    status, short, err = hgemm(capsys, *words, "--dry-run")
+    assert status == 0 and "nothing was built" in err and "--explain" in err
+    assert "q, k and v fused" in short and "hgemm_sm80" not in short and re.search("^chose .* kernels", short, re.M)
+    status, out, err = hgemm(capsys, *words, "--explain")
     assert status == 0 and not (tmp_path / "lib").exists()
-    assert "nothing was built" in err
-    assert "q, k and v fused" in out and "hgemm_sm80_tn_bf16" in out and str(ROWS[1]) in out
+    assert "nothing was built" in err and set(short.splitlines()) <= set(out.splitlines())
+    assert "hgemm_sm80_tn_bf16" in out and str(ROWS[1]) in out
     rows = [line.split() for line in out.splitlines()]
     counts = {row[-2]: int(row[-1]) for row in rows if row[:1] == ["gate_proj"] and row[-1].isdecimal()}
     served = {row[1] for row in rows if row[:1] == ["gate_proj"] and row[-1].startswith("hgemm_")}
@@ -438,8 +442,8 @@ def test_a_dry_run_lists_layers_and_rows_and_builds_nothing(capsys: pytest.Captu
     assert status == 0 and document["dtypes"] == ["bf16"] and document["choices"][0]["worst_loss"] <= 0.03
 
 
-def test_a_dry_run_shows_the_kernels_of_calls_with_and_without_a_workspace(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("pack", "--nk", "4096x4096", "--arch", "75", "--rows", "1:64", "--dry-run")
+def test_explain_shows_the_kernels_of_calls_with_and_without_a_workspace(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("pack", "--nk", "4096x4096", "--arch", "75", "--rows", "1:64", "--explain")
     status, out, _ = hgemm(capsys, *words, "--json")
     (choice,) = json.loads(out)["choices"]
     served = {
@@ -453,7 +457,7 @@ def test_a_dry_run_shows_the_kernels_of_calls_with_and_without_a_workspace(capsy
 
 
 def test_a_pack_has_kernels_for_the_rows_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("pack", "--nk", "64x64", "--arch", "80,90a", "--dry-run")
+    words = ("pack", "--nk", "64x64", "--arch", "80,90a", "--explain")
     status, out, _ = hgemm(capsys, *words, "--rows", "3:16")
     assert status == 0 and "kernels sm_80  kernels sm_90a" in out and "3 to 16" in out
     status, out, _ = hgemm(capsys, *words, "--rows", "3:16", "--json")

@@ -651,6 +651,7 @@ def test_select_tells_which_dense_operand_excludes_the_fastest_kernels(paper_lib
     words = ["select", "--library", paper_library.folder, "--arch", "89", "--m", 64, "--n", 64, "--k", 68]
     loose, padded = call("hgemm", *words), call("hgemm", *words, "--align", "8")
     assert "A is aligned to 8 and B is aligned to 8. If you can pad their rows, add --align 8" in loose.stderr
+    assert "hgemm pack --nk 64x68 --rows 64:64 --dtype f16 --layout tn --arch 89 --to " in loose.stderr
     assert "aligned" not in padded.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -48,8 +49,10 @@ from hgemm.growth import locked
 from hgemm.library import open_library, without_record
 from hgemm.locations import library_suffix
 from hgemm.options import INPUTS, NonEmptyPath, kind_option
+from hgemm.packed import pack_command
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 from hgemm.record import RECORD_NAME
+from hgemm.selection import WGMMA_CAPABILITY
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 _ALIGNS = ("8", "4", "2", "1")
@@ -162,6 +165,11 @@ def select_command(
             note = f"the fastest kernels require A and B aligned to {VECTOR_BYTES} bytes, but dense {loose}"
             align = str(VECTOR_BYTES // DTYPES[query.kind.dtype_a].bytes)
             click.echo(f"hgemm: {note}. If you can pad their rows, add --align {align}", err=True)
+            suffix = "a" if target.number == WGMMA_CAPABILITY else ""
+            command = pack_command(kind, m, n, k, f"{target.number}{suffix}") if batch == 1 and k else ""
+            if command:
+                to = shlex.quote(str(library))
+                click.echo(f"hgemm: if you cannot, this adds kernels for this size:\n  {command} --to {to}", err=True)
 
 
 def _loose_operands(query: SelectionQuery) -> str:

@@ -234,7 +234,7 @@ _MODEL_OPTIONS = (
         "--device",
         default="",
         metavar="NAME",
-        help="Card: H200, 'RTX 4090'. Default: the usual card of the architecture, also if --arch names another.",
+        help="Card: H200, 'RTX 4090'. Default: the card that --arch names, or the usual one of the architecture.",
     ),
     click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of the card. Default: as in its table."),
 )

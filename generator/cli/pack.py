@@ -84,7 +84,8 @@ _CHECK_SHAPE = "8x128x256"
     help="Largest predicted loss of time to the best candidate. A larger one needs fewer kernels.",
 )
 @click.option("--invariant", is_flag=True, help="Only kernels that sum k in one order, without splits.")
-@click.option("--dry-run", "--explain", "dry_run", is_flag=True, help="Print layers and kernels; build nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the layers and the number of kernels. Build nothing.")
+@click.option("--explain", is_flag=True, help="Also print which kernel serves which rows of a layer. Build nothing.")
 @click.option("--check", is_flag=True, help="Also run one kernel on this machine's CPU and check its result.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes. Default: all cores.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -104,6 +105,7 @@ def pack_command(
     loss: float,
     invariant: bool,
     dry_run: bool,
+    explain: bool,
     check: bool,
     jobs: int | None,
     quiet: bool,
@@ -114,8 +116,8 @@ def pack_command(
             "name a config.json, or list the layers with --nk" if not nk else "--nk replaces MODEL: give one"
         )
     _reject_options_of_sizes(ctx, nk)
-    if dry_run and check:
-        raise RequestError("--check runs a kernel, and --dry-run builds none: give one")
+    if check and (dry_run or explain):
+        raise RequestError(f"--check runs a kernel, and --{'explain' if explain else 'dry-run'} builds none: give one")
     began = time.perf_counter()
     archs = parse_arch_list(arch)
     read = model_of_sizes(nk, layout, bias != "none", activation) if nk else read_model(model or Path())
@@ -123,16 +125,14 @@ def pack_command(
     _note(read, archs, dtype or "")
     layers = distinct(read.layers)
     choosers = choosers_of(read, archs, dtypes, invariant, rows)
-    if dry_run:
+    if dry_run or explain:
         choices = [chooser.choose(loss / 100) for chooser in choosers]
-        text = (
-            json.dumps(_document(read, dtypes, layers, choices), indent=1) + "\n" if as_json else _plan(layers, choices)
-        )
-        click.echo(text, nl=False)
-        click.echo(
-            "hgemm: nothing was built; a build replaces kernels whose registers spill",
-            err=True,
-        )
+        if as_json:
+            click.echo(json.dumps(_document(read, dtypes, layers, choices), indent=1))
+        else:
+            click.echo(_plan(layers, choices, explain), nl=False)
+        more = "" if explain or as_json else "; --explain also prints which kernel serves which rows"
+        click.echo(f"hgemm: nothing was built; a build replaces kernels whose registers spill{more}", err=True)
         return
     if to is None:
         raise RequestError("--to is missing: name the folder of the library, or add --dry-run")
@@ -256,9 +256,11 @@ def _layer_table(layers: Sequence[Layer], choices: Sequence[PackedKernels]) -> s
     return to_text(rows, ["layer", "n", "k", "layout", "bias", "activation", *columns.values()])
 
 
-def _plan(layers: Sequence[Layer], choices: Sequence[PackedKernels]) -> str:
-    """Return the tables of a dry run: the layers, and the rows of each layer that each kernel serves."""
+def _plan(layers: Sequence[Layer], choices: Sequence[PackedKernels], with_rows: bool) -> str:
+    """Return the tables of a dry run: the layers, and `with_rows` also the rows of each layer that each kernel serves."""
     parts = [_layer_table(layers, choices)]
+    if not with_rows:
+        return "".join([*parts, *(f"{_chosen(choice)}\n" for choice in choices)])
     for choice in choices:
         default, other = _ranges(choice, True), _ranges(choice, False)
         differing = [one for key, its in other.items() if its != default[key] for one in its]
