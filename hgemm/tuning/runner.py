@@ -464,12 +464,13 @@ def _works(library: Path, options: dict[str, Any]) -> list[Work]:
         for m in named or layer.rows_to_tune
     ]
     if options["part"] == "1/1":
-        rows = sorted(work.m for work in works)
+        rows = [f"{m:,}" for m in sorted({work.m for work in works})]
+        listed = ", ".join(rows if len(rows) < 5 else [*rows[:3], f"... {rows[-1]}"])
         least, most = (time_left(seconds * len(works) / options["gpus"]) for seconds in PROBLEM_SECONDS)
         click.echo(
-            f"no problems given: tuning the layers of {library / PACK_NAME} for {rows[0]:,} to {rows[-1]:,} rows, "
-            f"{len(works)} problems; with 16 cores, this takes about {least} to {most}. --rows names other rows, and --budget "
-            "limits the time",
+            f"no problems given: tuning the layers of {library / PACK_NAME} for {listed} rows, "
+            f"{len(works)} problem{'s' * (len(works) != 1)}; with 16 cores, this takes about {least} to {most}. "
+            "--rows names other rows, and --budget limits the time",
             err=True,
         )
     return works
