@@ -124,11 +124,17 @@ def test_patched_layers_support_gradients_and_compilation(calls: list[str]) -> N
     assert all(map(torch.allclose, found, expected)) and torch.allclose(compiled, model(x))
 
 
-def test_unsupported_layers_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("has_gpu", "reason"), [(True, ": move the model to the GPU first"), (False, ", and torch finds no GPU here")]
+)
+def test_unsupported_layers_are_skipped_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, reason: str
+) -> None:
     monkeypatch.setattr(layers, "used_library", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     model = nn.Sequential(nn.Linear(4, 4))
     (kept,) = hgemm_torch.patch(model).kept
-    assert kept.reason == "its weight is on cpu: move the model to the GPU first" and type(model[0]) is nn.Linear
+    assert kept.reason == f"its weight is on cpu{reason}" and type(model[0]) is nn.Linear
 
 
 # ---- Models of transformers -------------------------------------------------------------------------------------------

@@ -110,7 +110,8 @@ def _check(module: nn.Module, layout: str, activation: str, batch_invariant: boo
     """Raise HgemmError if the library in use cannot compute a layer, with the reason."""
     weight = module.weight
     if weight.device.type != "cuda":
-        raise ProblemError(f"its weight is on {weight.device.type}: move the model to the GPU first")
+        fix = ": move the model to the GPU first" if torch.cuda.is_available() else ", and torch finds no GPU here"
+        raise ProblemError(f"its weight is on {weight.device.type}{fix}")
     dtype = _multiplied(weight)
     if dtype not in _DTYPES:
         raise ProblemError(f"its weight is {dtype}: use float16 or bfloat16")
