@@ -4,6 +4,7 @@
     python -m benchmarks.catalog_choice measure build/space --problems 500 --json raw.json    # needs a GPU
     python -m benchmarks.calibration reduce raw.json --driver 580.159.04 --date 2026-11-23 --to benchmarks/data/space_h100.json
     python -m benchmarks.calibration judge benchmarks/data/space_*.json
+    python -m benchmarks.calibration clocks benchmarks/data/space_sizes_*.json
     python -m benchmarks.calibration fit benchmarks/data/space_*.json      # writes hgemm/model/calibrated.json
 
 Each kernel gets a factor for each term of its estimate. Factors that all kernels share are fitted first. Those of each group of
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -44,8 +46,10 @@ from hgemm.dispatch_table import (
     Row,
     element_store_clocks,
     energy,
+    estimate_clocks,
     has_gpcs,
     partial_eighths,
+    refined_clocks,
     row_of,
     sms_used,
     tiles_per_sm,
@@ -838,6 +842,32 @@ def judge_command(files: Sequence[Path], catalog: bool) -> None:
             f"{geometric_mean([first / ours for first, _, ours in ratios]):.3f}, "
             f"best of those it proposed {geometric_mean([best / ours for _, best, ours in ratios]):.3f}"
         )
+
+
+@main.command("clocks")
+@click.argument("files", nargs=-1, required=True, type=_PATH)
+def clocks_command(files: Sequence[Path]) -> None:
+    """Print how many clocks of its estimate the kernel with the lowest estimate takes in a microsecond, for each GPU of FILES."""
+    target, found = Target.typical(f"sm_{CAPABILITY}", SMS), defaultdict(list)
+    for document in (json.loads(path.read_text(encoding="utf-8")) for path in files):
+        rows, kernels = rows_of([document], calibration()), [tuple(words) for words in document["kernels"]]
+        for problem in document["problems"]:
+            batch, layout = launch_of(problem)
+            query = SelectionQuery.dense(Kind(layout), (*problem[:3], batch))
+            times = ((rows.get((kernels[kernel], layout)), time_ns) for kernel, time_ns, *_ in problem[TIMES])
+            estimates = [(_estimate(row, query, target), time_ns) for row, time_ns in times if row]
+            if estimates:
+                estimate, time_ns = min(estimates)
+                found[document["device"]].append(1e3 * estimate / time_ns)
+    for device, clocks_per_us in found.items():
+        low, middle, high = np.percentile(clocks_per_us, (10, 50, 90))
+        click.echo(
+            f"{device}, {len(clocks_per_us)} problems: median {middle:.0f}, of 8 in 10 between {low:.0f} and {high:.0f}"
+        )
+
+
+def _estimate(row: Row, query: SelectionQuery, target: Target) -> int:
+    return refined_clocks(row, query, target, estimate_clocks(row, query, target))
 
 
 def _in_catalog(rows: Mapping[KernelKey, Row]) -> np.ndarray:

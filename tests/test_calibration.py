@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from tables import record_of
 
 from benchmarks import calibration as fitting
@@ -472,3 +474,8 @@ def test_a_fit_dates_each_gpu_by_its_newest_data() -> None:
     first, second = fitting.devices_of(documents)
     assert (first["name"], first["driver"], first["date"], first["problems"]) == ("A", "2", "2026-11-28", 2)
     assert (second["name"], second["date"], second["problems"]) == ("B", "2026-11-25", 1)
+
+
+def test_clocks_of_a_microsecond_are_printed_by_gpu() -> None:
+    found = CliRunner().invoke(fitting.main, ["clocks", str(DATA / "space_model_layers_h200.json")])
+    assert re.search(r"^NVIDIA H200, 64 problems: median 1\d\d\d, of 8 in 10 between", found.output), found.output

@@ -398,7 +398,7 @@ def test_a_kernel_that_does_not_build_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choosers = choosers_of(model_of_sizes("64x64"), ["sm_80"], ["f16"])
-    first = symbol_of(choosers[0].choose(1.0).plans[0].spec)
+    first, reason = symbol_of(choosers[0].choose(1.0).plans[0].spec), "it spills. Try --tile 8x8x8."
 
     class Made:
         key, data = "", {"files": {"kernel.cubin": {"bytes": 100}, "kernel.ptx": {"bytes": 10}}}
@@ -407,11 +407,11 @@ def test_a_kernel_that_does_not_build_is_replaced(
         for place, plan in enumerate(plans):
             symbol = symbol_of(plan.spec)
             failed = symbol == first
-            yield place, Outcome(symbol, "failed" if failed else "built", 1.0, None if failed else Made(), "it spills")
+            yield place, Outcome(symbol, "failed" if failed else "built", 1.0, None if failed else Made(), reason)
 
     monkeypatch.setattr(kernels, "make", make)
     done = pack(choosers, Settings(Library(tmp_path), templates_folder()), 1.0)
-    assert done.dropped == {first: "it spills"}
+    assert done.dropped == {first: reason}
     assert [(one.n, one.k, one.kind, one.rows) for one in read_pack(tmp_path)] == [(64, 64, Kind(), (1, 16384))]
     assert first not in done.symbols and done.bytes == 110 * len(done.symbols)
     words = ("--nk", "64x64", "--arch", "80", "--loss", "100", "--to", tmp_path, "--json", "--quiet")

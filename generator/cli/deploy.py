@@ -72,7 +72,7 @@ Kernels for the GPU's own architecture are preferred, then machine code for an o
   shipped    the kernel with the smallest estimate; measurements that ship with hgemm have calibrated it
   estimated  the kernel with the smallest estimate of the cost model alone
 
-Estimates are clocks of an SM, by the cost model of `hgemm explain --m`.
+Estimates are clocks of an SM, by the cost model. They rank kernels. On an H100 or H200, about 1,500 of them take a microsecond.
 
 With --invariant, the bits of a row of D do not depend on m or the batch. All m have one accumulation order, which the line below
 the table names.

@@ -155,7 +155,7 @@ def pack_command(
 
             yield told
         for outcome in failed:
-            reason = outcome.error.rpartition(": ")[2]
+            reason = outcome.error.rpartition(": ")[2].partition(". Try ")[0]
             click.echo(f"hgemm: {outcome.symbol} failed ({reason}): other kernels replace it", err=True)
 
     done = pack(choosers, settings, loss / 100, workers, started)
@@ -333,5 +333,6 @@ def _next_commands(to: Path, invariant: bool) -> None:
         f'hgemm.open("{to}"){matmul}    # in Python',
         f"hgemm verify{library_suffix(to)} --emulate    # check all kernels on the CPU",
         f"hgemm verify{library_suffix(to)} --device    # check all kernels on the GPU",
+        f"hgemm tune{library_suffix(to)}    # measure the layers on the GPU, for selection",
     )
     click.echo("hgemm: next:\n  " + "\n  ".join(lines), err=True)
