@@ -32,11 +32,15 @@ from generator.store.library import Library
 from generator.store.query import FIELDS, KernelFilter, condition_of, resolve
 from generator.tables import fitted
 from hgemm import DeviceError
+from hgemm.device import open_device
+from hgemm.dispatch_table import default_options, row_of
 from hgemm.epilogue_language import epilogue_of
 from hgemm.errors import DeprecatedWord
 from hgemm.junit import write_junit
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import BY_GPC, LaunchOptions, Problem
+from hgemm.problem import BY_GPC, Kind, LaunchOptions, Problem
+from hgemm.selection_query import SelectionQuery, Target
+from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -579,6 +583,26 @@ def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Pa
     call_on_device("run", *arguments, "--splits", 3, "--whole-tiles", 2)
     assert given and {(one.options.splits, one.options.whole_tiles) for one in given} == {(3, 2)}
     assert all(one.workspace for one in given)
+
+
+def test_run_takes_the_options_of_the_librarys_launches(
+    driver: FakeDriver, device_folder: Path, tmp_path: Path
+) -> None:
+    library = tmp_path / "decided"
+    shutil.copytree(device_folder, library)
+    record, files = make_record("hgemm_decided", cta_tile="32x48x16", schedule="launch", raster="launch")
+    Library(library).publish(record, files)
+    given: list[Problem] = []
+    driver.kernel = given.append
+    arguments = ["hgemm_decided", "--library", library, "--m", 96, "--n", 96, "--k", 64000, "--no-check"]
+    answer = json.loads(call_on_device("run", *arguments, "--json").stdout)
+    (options,) = {one.options for one in given}
+    traits, query = LaunchTraits.of(record), SelectionQuery.dense(Kind(), (96, 96, 64000, 1), DEFAULT_WORKSPACE_BYTES)
+    assert options == default_options(row_of(traits, record), query, Target.of(open_device())) != LaunchOptions()
+    assert answer["options"] == str(options)
+    given.clear()
+    first = call_on_device("run", *arguments, "--raster", "-3").stdout.splitlines()[0]
+    assert {one.options for one in given} == {LaunchOptions(raster_tiles=-3)} and first.endswith(", splits=1 raster=-3")
 
 
 @pytest.mark.parametrize("order", [1, -3, BY_GPC + 2, -BY_GPC - 1])

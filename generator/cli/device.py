@@ -37,11 +37,14 @@ from hgemm.bench.runner import bench, bench_options
 from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
+from hgemm.dispatch_table import default_options, kind_of, row_of, with_default_raster
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
+from hgemm.kernel import Kernel
 from hgemm.options import FILE, SEED, FiniteRange
 from hgemm.problem import LaunchOptions, parse_raster
-from hgemm.selection_query import Target
+from hgemm.selection_query import SelectionQuery, Target
 from hgemm.tuning.runner import CandidateSource, TunePlan, tune_library, tune_options
+from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 code_option = click.option(
     "--code",
@@ -57,6 +60,9 @@ _RUN_HELP = """Run a kernel on random data, and print its time, rate and largest
 SYMBOL is a symbol or its hash, an alias, or a unique prefix. The time is the median of samples from CUDA events. Launches follow
 one another, with operands in cache. All of D is checked against a float64 reference; if D is large, some rows are. The limit is the
 error that the kernel's arithmetic allows.
+
+If the kernel leaves the splits of k or the order of tiles to each launch, --splits and --raster set them, to compare their times.
+Without these options, the command takes those of the library's launches before `hgemm tune`, and prints them.
 
 \b
 Examples:
@@ -92,7 +98,7 @@ Examples:
     "--splits",
     type=click.IntRange(1, 64),
     metavar="N",
-    help="CTAs that share the k of a tile. Requires a kernel with --schedule launch.",
+    help="CTAs that share the k of a tile. Requires a kernel with --schedule launch. Default: by estimates; 1 with --raster.",
 )
 @click.option(
     "--whole-tiles",
@@ -105,7 +111,8 @@ Examples:
     "--raster",
     metavar="ORDER",
     default="",
-    help="Order of tiles as `hgemm select` prints it: 8, -3 or -1-by-gpc. Requires a kernel with --raster launch. Default: 8.",
+    help="Order of tiles as `hgemm select` prints it: 8, -3 or -1-by-gpc. Requires a kernel with --raster launch. Default: by "
+    "estimates.",
 )
 @junit_option
 @json_option
@@ -147,9 +154,9 @@ def run_command(
         raise RequestError("--whole-tiles is for --splits: add --splits")
     if raster and not kernel.traits.decides_raster:
         raise RequestError(f"{name} has its own order of tiles: omit --raster, or run a kernel with --raster launch")
-    order = parse_raster(raster) if raster else LaunchOptions.raster_tiles
-    options = LaunchOptions(splits or 1, whole_tiles, order) if splits or raster else None
+    order = parse_raster(raster) if raster else None
     device = open_device()
+    options = _launch_options(kernel, (m, n, k, batch), Target.of(device), splits, whole_tiles, order)
     from hgemm.verification import run  # NumPy takes 0.1 s, and is useless without a GPU
 
     case = Case(Shape(m, n, k, batch), alpha, beta, options=options)
@@ -161,6 +168,7 @@ def run_command(
         "n": n,
         "k": k,
         "batch": batch,
+        **({"options": options.text(kernel.traits.decides_splits, kernel.traits.decides_raster)} if options else {}),
         "time_us": found.time_us,
         "tflops": found.tflops,
     }
@@ -179,8 +187,32 @@ def run_command(
     ctx.exit(int(found.check is not None and not found.check.passed))
 
 
+def _launch_options(
+    kernel: Kernel,
+    extents: tuple[int, int, int, int],
+    target: Target,
+    splits: int | None,
+    whole_tiles: int,
+    order: int | None,
+) -> LaunchOptions | None:
+    """Return the given options, completed by those that a launch would take; None if the kernel leaves none open."""
+    if not (kernel.traits.decides_splits or kernel.traits.decides_raster):
+        return None
+    row = row_of(kernel.traits, kernel.record)
+    query = SelectionQuery.dense(kind_of(kernel.traits), extents, DEFAULT_WORKSPACE_BYTES)
+    if splits or order:
+        found = with_default_raster(row, query, target, LaunchOptions(splits or 1, whole_tiles))
+    else:
+        found = default_options(row, query, target)
+    return replace(found, raster_tiles=order) if order else found
+
+
 def _run_text(answer: dict) -> str:
-    lines = [f"{answer['symbol']} on {answer['device']}", f"{answer['time_us']:.2f} us  {answer['tflops']:.1f} TFLOP/s"]
+    options = f", {answer['options']}" if "options" in answer else ""
+    lines = [
+        f"{answer['symbol']} on {answer['device']}{options}",
+        f"{answer['time_us']:.2f} us  {answer['tflops']:.1f} TFLOP/s",
+    ]
     if answer.get("passed"):
         rows = f"{answer['checked_rows']} of {answer['m']} rows checked"
         lines.append(f"max error {answer['max_error']:.3g}, {answer['max_bound_ratio']:.2f} of the error bound; {rows}")
