@@ -27,7 +27,7 @@ from typing import Any
 import click
 import numpy as np
 
-from generator.pack.kernels import smallest_cover
+from generator.pack.kernels import cheap_cover
 from hgemm.bench.protocol import geometric_mean, percentile
 from hgemm.bench.work import read_suite
 from hgemm.dispatch_table import DispatchTable, estimate_clocks, row_of
@@ -139,7 +139,7 @@ def cover(measured: Measured, max_loss: float) -> tuple[int, list[float]]:
     problems = [*measured.times_us]
     queries = [SelectionQuery.dense(problem.kind, problem.extents) for problem in problems]
     clocks = np.array([[estimate_clocks(row, query, measured.target) for row in rows] for query in queries], float)
-    chosen = smallest_cover(clocks / clocks.min(axis=1, keepdims=True) - 1, max_loss)
+    chosen = cheap_cover(clocks / clocks.min(axis=1, keepdims=True) - 1, max_loss, np.ones(len(rows)))
     selected = [rows[chosen[place]].symbol for place in clocks[:, chosen].argmin(axis=1)]
     times = [measured.times_us[problem] for problem in problems]
     return len(chosen), [min(one.values()) / one[symbol] for one, symbol in zip(times, selected) if symbol in one]

@@ -16,7 +16,17 @@ from generator.build.pipeline import Outcome, Settings
 from generator.build.toolchain import templates_folder
 from generator.errors import RequestError
 from generator.pack import kernels
-from generator.pack.kernels import ROWS, PackChooser, candidates_for, choosers_of, dtypes_of, pack, smallest_cover
+from generator.pack.kernels import (
+    LAUNCH_COSTS,
+    ROWS,
+    PackChooser,
+    candidates_for,
+    cheap_cover,
+    choosers_of,
+    compile_cost,
+    dtypes_of,
+    pack,
+)
 from generator.pack.models import MODELS, Layer, distinct, model_of_module, model_of_sizes, read_model
 from generator.spec import symbol_of
 from generator.store.library import Library
@@ -375,11 +385,20 @@ def test_a_type_that_the_architecture_lacks_is_rejected() -> None:
         PackChooser([Layer("a", 64, 64)], "bf16", "sm_75")
 
 
-def test_cover_is_small_and_complete() -> None:
+def test_cover_is_cheap_and_complete() -> None:
     losses = np.array([[0.0, 0.2, 0.04], [0.3, 0.0, 0.04], [0.3, 0.0, 0.01]])
-    assert smallest_cover(losses, 0.05) == [2]
-    assert sorted(smallest_cover(losses, 0.0)) == [0, 1]
-    assert sorted(smallest_cover(losses, 0.05, kept=[0])) == [0, 2]
+    assert cheap_cover(losses, 0.05, [1, 1, 1]) == [2]
+    assert sorted(cheap_cover(losses, 0.05, [1, 1, 4])) == [0, 1]
+    assert sorted(cheap_cover(losses, 0.0, [1, 1, 1])) == [0, 1]
+    assert sorted(cheap_cover(losses, 0.05, [1, 1, 4], kept=[2])) == [2]
+
+
+def test_kernels_whose_launches_decide_the_splits_take_long_to_compile() -> None:
+    query = SelectionQuery.dense(Kind(), (777, 4096, 4096, 1))
+    costs: dict[str, set[float]] = {}
+    for one in candidates_for(Kind(), query, "sm_90a", wide=True):
+        costs.setdefault(str(one.plan.spec.schedule), set()).add(compile_cost(one.plan.spec))
+    assert costs.pop("launch") == {*LAUNCH_COSTS.values()} and {*map(max, costs.values())} == {1.0}
 
 
 def test_packs_for_wgmma_choose_from_the_measured_kernels() -> None:
