@@ -38,8 +38,8 @@ from hgemm.problem import LAUNCH, TYPES, Kind, LaunchOptions, kind_supports
 from hgemm.record import CUBIN_NAME, PTX_NAME
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
-MAX_LOSS = 0.03
-"""A pack's kernel may be predicted this much slower than the best candidate.
+MAX_LOSS = 0.06
+"""A pack's kernel may be predicted this much slower than the best candidate. So Llama 3 8B's pack builds in a minute on 2 cores.
 
 Source: benchmarks/data, four files of measured problems on an H200. Kernels that cover with a predicted loss of 0, 3, 5 and 10 %,
 selected by estimates, reach 96, 94, 94 and 92 % of the speed of the best measured kernel.
