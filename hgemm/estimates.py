@@ -96,5 +96,6 @@ def features(
     row: Row, queries: SelectionQuery, target: Target, clocks: np.ndarray
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return what the trees of a calibration compare, as hgemm.dispatch_table.features_of. Shapes: (query, feature)."""
-    its: Any = features_of(row, queries, target, clocks)  # type: ignore[arg-type]
+    of_all: Any = clocks  # features_of computes with arrays, too
+    its: Any = features_of(row, queries, target, of_all)
     return np.stack(np.broadcast_arrays(*its), axis=1)

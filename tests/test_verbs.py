@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -572,13 +573,21 @@ def test_run_prints_time_rate_and_error(driver: FakeDriver, device_folder: Path,
     assert result.exit_code == 1 and "WRONG: 1 elements of D were not written" in result.stdout
 
 
-def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
+def decided_by_launches(
+    driver: FakeDriver, device_folder: Path, tmp_path: Path, **fields: str
+) -> tuple[Path, dict[str, Any], list[Problem]]:
+    """Return a library with a kernel that leaves `fields` to each launch, its record, and the problems that launches will get."""
     library = tmp_path / "decided"
     shutil.copytree(device_folder, library)
-    record, files = make_record("hgemm_decided", cta_tile="32x48x16", schedule="launch")
+    record, files = make_record("hgemm_decided", cta_tile="32x48x16", **fields)
     Library(library).publish(record, files)
     given: list[Problem] = []
     driver.kernel = given.append
+    return library, record, given
+
+
+def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
+    library, _, given = decided_by_launches(driver, device_folder, tmp_path, schedule="launch")
     arguments = ["hgemm_decided", "--library", library, "--m", 96, "--n", 96, "--k", 640, "--no-check"]
     call_on_device("run", *arguments, "--splits", 3, "--whole-tiles", 2)
     assert given and {(one.options.splits, one.options.whole_tiles) for one in given} == {(3, 2)}
@@ -588,12 +597,7 @@ def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Pa
 def test_run_takes_the_options_of_the_librarys_launches(
     driver: FakeDriver, device_folder: Path, tmp_path: Path
 ) -> None:
-    library = tmp_path / "decided"
-    shutil.copytree(device_folder, library)
-    record, files = make_record("hgemm_decided", cta_tile="32x48x16", schedule="launch", raster="launch")
-    Library(library).publish(record, files)
-    given: list[Problem] = []
-    driver.kernel = given.append
+    library, record, given = decided_by_launches(driver, device_folder, tmp_path, schedule="launch", raster="launch")
     arguments = ["hgemm_decided", "--library", library, "--m", 96, "--n", 96, "--k", 64000, "--no-check"]
     answer = json.loads(call_on_device("run", *arguments, "--json").stdout)
     (options,) = {one.options for one in given}
@@ -609,12 +613,7 @@ def test_run_takes_the_options_of_the_librarys_launches(
 def test_run_passes_the_order_of_tiles_that_select_prints(
     driver: FakeDriver, device_folder: Path, tmp_path: Path, order: int
 ) -> None:
-    library = tmp_path / "decided"
-    shutil.copytree(device_folder, library)
-    record, files = make_record("hgemm_decided", cta_tile="32x48x16", raster="launch")
-    Library(library).publish(record, files)
-    given: list[Problem] = []
-    driver.kernel = given.append
+    library, _, given = decided_by_launches(driver, device_folder, tmp_path, raster="launch")
     printed = str(LaunchOptions(raster_tiles=order)).rpartition("raster=")[2]
     arguments = ["hgemm_decided", "--library", library, "--m", 96, "--no-check", "--raster", printed]
     call_on_device("run", *arguments)
