@@ -259,7 +259,7 @@ def _plain(comment: str) -> str:
 
 BATCH_INVARIANCE = tuple(ROOT / "benchmarks" / "data" / f"batch_invariance_{card}.json" for card in ("h100", "h200"))
 BATCH_INVARIANCE_COMMANDS = """\
-    generate --catalog hopper,hopper_bias --library build/invariant
+    generate --catalog hopper,hopper_bias --dtype f16 --library build/invariant
     python -m benchmarks.batch_invariance --library build/invariant --json batch_invariance.json
 """
 

@@ -36,9 +36,9 @@ from generator.store.maintenance import collect_garbage
 from generator.sweep import overridden, sweep
 
 EMITTED = ROOT / "emitted"
-PLANNED = {"smem_a", "smem_b", "epilogue", "serial_parts", "pointer_arrays"}
-"""Fields that the catalog leaves to the planner: the placement without bank conflicts is computed, not chosen, no kernel has
-an expression or pointer arrays, and few have parts in series.
+PLANNED = {"dtype_d", "smem_a", "smem_b", "epilogue", "serial_parts", "pointer_arrays"}
+"""Fields that the catalog leaves to the planner: D has the type of A, the placement without bank conflicts is computed, not
+chosen, no kernel has an expression or pointer arrays, and few have parts in series.
 
 Those in which a family has no choice need no pin.
 """
@@ -75,6 +75,14 @@ def test_catalog_supports_every_layout_and_alignment() -> None:
         assert wanted <= served, arch
 
 
+@pytest.mark.parametrize("group", ["general", "hopper", "hopper_bias", "hopper_layouts"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_type_selects_the_kernels_of_a_group_that_have_it(group: str, dtype: str) -> None:
+    texts = load_catalog([group])
+    wanted = [plan for plan in sweep(texts).plans if (plan.spec.dtype_a, plan.spec.dtype_d) == (dtype, dtype)]
+    assert wanted == [*sweep([overridden(one, {"dtype": dtype}) for one in texts]).plans]
+
+
 def test_all_omits_turing_kernels_for_newer_architectures() -> None:
     assert for_others(["all"], ["sm_89", "sm_90a"]) == ["turing"]
     for names, archs in ((["all"], ["sm_75", "sm_89"]), (["all", "turing"], ["sm_89"]), (["turing"], ["sm_89"])):
@@ -84,12 +92,12 @@ def test_all_omits_turing_kernels_for_newer_architectures() -> None:
 
 
 def test_unknown_group_error_lists_the_groups() -> None:
-    assert load_catalog(["half", "bf16"]) == load_catalog(["half"]) + load_catalog(["bf16"])
+    assert load_catalog(["half", "general"]) == load_catalog(["half"]) + load_catalog(["general"])
     assert load_catalog([" half", "", "half"]) == load_catalog(["half"])
     assert load_catalog(["half", "all"]) == load_catalog()
     assert load_catalog(["all", "blas"]) == load_catalog() + load_catalog(["blas"])
     for wrong in (["all", "nope"], [""]):
-        with pytest.raises(RequestError, match="--catalog .*: the groups are bf16, "):
+        with pytest.raises(RequestError, match="--catalog .*: the groups are general, "):
             load_catalog(wrong)
     with pytest.raises(RequestError, match="no group 'large_m': the groups are .*general.*unaligned"):
         load_catalog(["general", "large_m"])

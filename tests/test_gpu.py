@@ -365,8 +365,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     """
     made = Library(tmp_path_factory.mktemp("gpu") / "library")
     capability = open_device().capability
-    wanted = [overridden(texts, {"arch": "sm_{}{}".format(*capability)}) for texts in load_catalog(GROUPS)]
-    wanted += load_catalog(["hopper"]) if capability == (9, 0) else []
+    given = {"arch": "sm_{}{}".format(*capability), "dtype": "f16"}
+    wanted = [overridden(texts, given) for texts in load_catalog(GROUPS)]
+    if capability == (9, 0):
+        wanted += [overridden(texts, {"dtype": "f16"}) for texts in load_catalog(["hopper"])]
     outcomes = [outcome for _, outcome in make(sweep(wanted).plans, Settings(made, templates_folder()), processes=8)]
     errors = [outcome.error for outcome in outcomes if outcome.error and not outcome.spills]
     assert not errors, errors[0]

@@ -104,7 +104,7 @@ def _skipped(asked: Sweep, options: Mapping[str, Any]) -> str:
         return asked.summary("and skipped")
     archs = ", ".join(dict.fromkeys(candidate.plan.spec.arch for candidate in asked.candidates))
     specs, suit = counted(len(asked.plans), "spec"), "suits" if len(asked.plans) == 1 else "suit"
-    return f"{specs} of the catalog {suit} {archs}; the others are for other GPUs"
+    return f"{specs} of the catalog {suit} {archs}; the others are for other GPUs or types"
 
 
 def _workers(jobs: int | None) -> int:
