@@ -407,7 +407,7 @@ def estimated_times(specs: Mapping[str, Mapping[str, Any]], count: int, seed: in
 @click.option(
     "--to",
     type=click.Path(path_type=Path),
-    help="Write the kernels chosen from all problems as tables of a spec file.",
+    help="Write the kernels chosen from all problems as those of a spec file.",
 )
 def choose(files: Sequence[Path], mean: float, worst: float, estimated: int, seed: int, to: Path | None) -> None:
     """Choose kernels on half of the problems, and report their losses on the other half.
@@ -463,7 +463,7 @@ CHOSEN = {
 
 
 def tables_of(specs: Iterable[Mapping[str, Any]]) -> str:
-    """Return the chosen fields of specs as tables of a spec file. Specs that differ in one field share a table."""
+    """Return the chosen fields of specs as the kernels of a spec file. Specs that differ in one field share a row."""
     ordered = sorted(specs, key=lambda one: [int(extent) for extent in one["cta_tile"].split("x")])
     tables = [{name: (spec[field],) for field, name in CHOSEN.items()} for spec in ordered]
     for name in ("tile", "cluster", "schedule"):
@@ -473,7 +473,8 @@ def tables_of(specs: Iterable[Mapping[str, Any]]) -> str:
             groups[rest] = (*groups.get(rest, ()), *one[name])
         tables = [{name: values, **dict(rest)} for rest, values in groups.items()]
     texts = [[f"{name} = {_values(one[name])}" for name in CHOSEN.values()] for one in tables]
-    return "\n\n".join("\n".join(("[[kernel]]", *lines)) for lines in sorted(texts, key=lambda lines: lines[1:])) + "\n"
+    rows = [f"  {{{', '.join(row)}}},\n" for row in sorted(texts, key=lambda row: row[1:])]
+    return "".join(("kernel = [\n", *rows, "]\n"))
 
 
 def _values(values: Sequence[Any]) -> str:

@@ -33,7 +33,7 @@ from generator.families import family_of
 from generator.spec import BY_NAME, Spec
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
-from generator.sweep import overridden, sweep
+from generator.sweep import overridden, read_toml, sweep
 
 EMITTED = ROOT / "emitted"
 PLANNED = {"dtype_d", "smem_a", "smem_b", "epilogue", "serial_parts", "pointer_arrays"}
@@ -105,9 +105,10 @@ def test_unknown_group_error_lists_the_groups() -> None:
 
 def test_catalog_files_use_option_names() -> None:
     for path in sorted([*FOLDER.glob("*.toml"), *EXTRA.glob("*.toml")]):
-        lines = path.read_text(encoding="ascii").splitlines()
-        assert lines[0].startswith("# "), path
-        assert {line.split(" = ")[0] for line in lines if " = " in line} <= {*BY_NAME}, path
+        assert path.read_text(encoding="ascii").startswith("# "), path
+        common = read_toml(path)
+        tables = common.pop("kernel", [])
+        assert {name for table in (common, *tables) for name in table} <= {*BY_NAME}, path
 
 
 def test_blas_group_has_the_kernels_that_cublas_programs_need() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.catalog_choice import (
+    CHOSEN,
     DRAWS,
     MAX_BATCHED_BYTES,
     MAX_BYTES,
@@ -20,8 +21,11 @@ from benchmarks.catalog_choice import (
     main,
     problems,
     suite_shapes,
+    tables_of,
     work_of,
 )
+from generator.catalog import load_catalog
+from generator.sweep import overridden, read_spec_file, sweep
 
 TIMES = st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(1.0, 1e4), min_size=1), min_size=1, max_size=12)
 
@@ -110,6 +114,15 @@ def test_report_uses_held_out_problems(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "chosen on: 1 problems, loss 0.0 % mean" in result.output
     assert "held out: 1 problems, loss 50.0 % mean" in result.output
+
+
+def test_chosen_kernels_are_written_as_those_of_a_spec_file(tmp_path: Path) -> None:
+    specs = [plan.spec.to_dict() for plan in sweep(load_catalog(["hopper"])).plans]
+    path = tmp_path / "chosen.toml"
+    path.write_text(tables_of(specs))
+    found = sweep([overridden(texts, {"arch": "sm_90a"}) for texts in read_spec_file(path)]).candidates
+    chosen = {tuple(candidate.plan.spec.to_dict()[name] for name in CHOSEN) for candidate in found}
+    assert chosen == {tuple(spec[name] for name in CHOSEN) for spec in specs}
 
 
 def test_missing_measurements_give_an_error(tmp_path: Path) -> None:
