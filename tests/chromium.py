@@ -27,18 +27,17 @@ _READY = """(() => {
 _PATIENCE_S = 60
 
 
-def need_chromium() -> str:
-    found = find_chromium()
-    if found is None:
-        pytest.skip("no chromium here, which opens the page (Debian's package chromium): nothing is opened")
-    return found
+CHROMIUM = find_chromium() or ""
+needs_chromium = pytest.mark.skipif(
+    not CHROMIUM, reason="no chromium here, which opens the page (Debian's package chromium)"
+)
 
 
 @functools.cache
-def _browser(program: str) -> Browser:
+def _browser() -> Browser:
     """Return the browser of this process: starting one takes longer than opening a page."""
     profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    started = Browser(program, Path(profile.name))
+    started = Browser(CHROMIUM, Path(profile.name))
     atexit.register(profile.cleanup)
     atexit.register(started.close)
     return started
@@ -60,7 +59,7 @@ class Page:
 
 def opened(path: Path, at: str = "") -> Page:
     """Open a report at `#at` and return what it became; nothing outside this machine can be reached."""
-    browser = _browser(need_chromium())
+    browser = _browser()
     browser.open("about:blank")  # another address of the same file would not load it again
     browser.errors.clear()
     browser.open(f"{path.as_uri()}#{quote(at, safe='=&')}")

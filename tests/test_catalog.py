@@ -6,19 +6,17 @@ import runpy
 import shutil
 import subprocess
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, made
+from tables import shipped_kernels
 
-from generator.build.emit import EmittedKernel
 from generator.build.pipeline import Settings
 from generator.catalog import (
     EXTRA,
     FOLDER,
     LOCK,
-    catalog_kernels,
     for_others,
     golden_kernels,
     group_names,
@@ -44,11 +42,6 @@ Those in which a family has no choice need no pin.
 """
 
 
-@cache
-def kernels() -> list[EmittedKernel]:
-    return catalog_kernels()
-
-
 # ---- The data -------------------------------------------------------------------------------------------------------
 
 
@@ -56,7 +49,7 @@ def test_catalog_is_legal_without_duplicates() -> None:
     asked = sweep(load_catalog())
     assert not asked.summary()
     assert sum(len(sweep(load_catalog([name])).candidates) for name in group_names()) == len(asked.candidates)
-    assert len({kernel.symbol for kernel in kernels()}) == len(kernels())
+    assert len({kernel.symbol for kernel in shipped_kernels()}) == len(shipped_kernels())
 
 
 @pytest.mark.parametrize("group", group_names())
@@ -67,7 +60,7 @@ def test_catalog_sets_every_planned_field(group: str) -> None:
 
 
 def test_catalog_supports_every_layout_and_alignment() -> None:
-    specs = [kernel.plan.spec for kernel in kernels()]
+    specs = [kernel.plan.spec for kernel in shipped_kernels()]
     assert {spec.layout for spec in specs if family_of(spec).name == "wgmma"} == {"tn", "nn", "nt", "tt"}
     for arch in {spec.arch for spec in specs if family_of(spec).name == "mma_sync"}:
         served = {(spec.layout, spec.align_a, spec.align_b, spec.align_d) for spec in specs if spec.arch == arch}
@@ -113,7 +106,7 @@ def test_catalog_files_use_option_names() -> None:
 
 def test_blas_group_has_the_kernels_that_cublas_programs_need() -> None:
     asked = sweep(load_catalog(["blas"]))
-    assert not asked.summary() and not {*asked.plans} & {kernel.plan for kernel in kernels()}
+    assert not asked.summary() and not {*asked.plans} & {kernel.plan for kernel in shipped_kernels()}
     for arch in ("sm_80", "sm_90", "sm_90a"):
         specs = [plan.spec for plan in asked.plans if plan.spec.arch == arch]
         wanted = {(dtype, layout) for dtype in ("f16", "bf16") for layout in ("tn", "nn", "nt", "tt")}
@@ -143,12 +136,12 @@ STALE = "run `make catalog`; in emitted/, `git add -f` new folders and `git rm -
 
 
 def test_lock_file_is_current() -> None:
-    assert (EMITTED / LOCK).read_text(encoding="ascii") == lock_text(kernels()), STALE
+    assert (EMITTED / LOCK).read_text(encoding="ascii") == lock_text(shipped_kernels()), STALE
 
 
 def test_the_lock_file_names_each_kernel_with_the_hashes_of_its_spec_and_source() -> None:
-    locked = read_lock(lock_text(kernels()))
-    assert [*locked] == [kernel.symbol for kernel in kernels()]
+    locked = read_lock(lock_text(shipped_kernels()))
+    assert [*locked] == [kernel.symbol for kernel in shipped_kernels()]
     assert len({spec for spec, _ in locked.values()}) == len({source for _, source in locked.values()}) == len(locked)
 
 
@@ -180,7 +173,7 @@ def tracked() -> list[str]:
 
 
 def test_lock_file_is_written_only_if_it_differs(tmp_path: Path) -> None:
-    first, second = kernels()[:2]
+    first, second = shipped_kernels()[:2]
     assert write_lock(tmp_path, [first]) and not write_lock(tmp_path, [first]) and write_lock(tmp_path, [first, second])
     assert [*read_lock((tmp_path / LOCK).read_text())] == [first.symbol, second.symbol]
 
@@ -210,7 +203,7 @@ def test_catalog_command_counts_changes(
 
 
 def test_sources_are_written_only_if_they_differ(tmp_path: Path) -> None:
-    first, second = kernels()[:2]
+    first, second = shipped_kernels()[:2]
     paths = write_sources(tmp_path / "library", [first, second])
     assert [path.read_text() for path in paths] == [first.source, second.source]
     assert write_sources(tmp_path / "library", [first, second]) == []
@@ -222,28 +215,28 @@ def test_sources_are_written_only_if_they_differ(tmp_path: Path) -> None:
 
 
 def test_library_of_sources_is_valid_and_empty(tmp_path: Path) -> None:
-    (path,) = write_sources(tmp_path, kernels()[:1])
+    (path,) = write_sources(tmp_path, shipped_kernels()[:1])
     assert Library(tmp_path).rows() == [] and collect_garbage(Library(tmp_path)) == []
     assert path.is_file()
 
 
 def test_outdated_builds_are_removed_and_foreign_files_stay(tmp_path: Path) -> None:
-    (path,) = write_sources(tmp_path, kernels()[:1])
+    (path,) = write_sources(tmp_path, shipped_kernels()[:1])
     path.write_text("// older\n")
     for name in ("kernel.cubin", "record.json", "notes.txt"):
         (path.parent / name).write_text("of the older text")
-    write_sources(tmp_path, kernels()[:1])
+    write_sources(tmp_path, shipped_kernels()[:1])
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["kernel.cu", "notes.txt"]
 
 
 def test_current_builds_stay(tmp_path: Path) -> None:
-    (path,) = write_sources(tmp_path, kernels()[:1])
+    (path,) = write_sources(tmp_path, shipped_kernels()[:1])
     (path.parent / "kernel.cubin").write_bytes(b"built")
-    assert write_sources(tmp_path, kernels()[:1]) == []
+    assert write_sources(tmp_path, shipped_kernels()[:1]) == []
     assert (path.parent / "kernel.cubin").read_bytes() == b"built"
 
 
 def test_blocking_file_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "library").write_text("")
     with pytest.raises(LibraryError, match="library"):
-        write_sources(tmp_path / "library", kernels()[:1])
+        write_sources(tmp_path / "library", shipped_kernels()[:1])

@@ -14,16 +14,16 @@ from typing import Any
 
 import measured
 import pytest
-from chromium import need_chromium, opened
+from chromium import CHROMIUM, needs_chromium, opened
 from conftest import ROOT, call
 from hypothesis import given
 from hypothesis import strategies as st
 from records import make_record
+from tables import shipped_kernels
 
 from generator.build.emit import EmittedKernel, emit
 from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
-from generator.catalog import catalog_kernels
 from generator.errors import LibraryError
 from generator.ladders.results import read as read_ladders
 from generator.report.charts import Figure
@@ -52,7 +52,7 @@ def entry(kernel: EmittedKernel) -> Entry:
 @pytest.fixture(scope="module")
 def entries() -> list[Entry]:
     """Some of the shipped kernels of 16-bit operands, of every architecture."""
-    shipped = [kernel for kernel in catalog_kernels() if kernel.plan.spec.operand_bytes == 2]
+    shipped = [kernel for kernel in shipped_kernels() if kernel.plan.spec.operand_bytes == 2]
     return [entry(kernel) for kernel in sorted(shipped, key=lambda one: one.symbol)[::8]]
 
 
@@ -371,6 +371,7 @@ def page(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
+@needs_chromium
 def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry]) -> None:
     everything = opened(page)
     assert everything.texts("p", "count")[:1] == [f"{len(entries)} of {len(entries)} kernels"]
@@ -392,6 +393,7 @@ def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry]) 
     assert some.texts("th", "rows") == wanted and 0 < len(wanted) < len(entries) and some.console == []
 
 
+@needs_chromium
 def test_a_kernels_page_has_source_machine_code_pictures_and_proof(page: Path, entries: list[Entry]) -> None:
     one = entries[0]
     shown = opened(page, f"kernel={one.record.symbol}")
@@ -409,15 +411,17 @@ def test_a_kernels_page_has_source_machine_code_pictures_and_proof(page: Path, e
     assert "not in the report" in missing.html and missing.console == []
 
 
+@needs_chromium
 def test_the_page_fits_its_window(page: Path, tmp_path: Path) -> None:
     sys.path.insert(0, str(ROOT / "docs"))
     from check_site import check_site
 
     (tmp_path / "report.html").write_bytes(page.read_bytes())
-    _, faults = check_site(tmp_path, need_chromium())
+    _, faults = check_site(tmp_path, CHROMIUM)
     assert [fault for fault in faults if "broken anchor" not in fault] == []
 
 
+@needs_chromium
 def test_network_requests_would_be_detected(page: Path, tmp_path: Path) -> None:
     """The page's own rule forbids all of them; without one the console of the tests above is empty."""
     calling = tmp_path / "calling.html"
@@ -425,6 +429,7 @@ def test_network_requests_would_be_detected(page: Path, tmp_path: Path) -> None:
     assert any("192.0.2.1" in line and "Content Security Policy" in line for line in opened(calling).console)
 
 
+@needs_chromium
 def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     symbol = entries[0].record.symbol
@@ -437,10 +442,11 @@ def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: P
     assert opened(path, f"kernel={symbol}").texts("code", "kernel") == [" ".join(EVIL.split())]
 
 
+@needs_chromium
 @pytest.mark.slow
 def test_report_opens_five_thousand_kernels(entries: list[Entry], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    shipped = [entry(kernel) for kernel in catalog_kernels()]
+    shipped = [entry(kernel) for kernel in shipped_kernels()]
     several = [shipped[at % len(shipped)] for at in range(5000)]
     many = [
         Entry(Record({**one.record.data, "symbol": f"hgemm_{at:04}"}), one.source) for at, one in enumerate(several)

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from chromium import need_chromium
+from chromium import CHROMIUM, needs_chromium
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 from check_site import check_site  # noqa: E402
 
 
+@needs_chromium
 @pytest.mark.slow
 def test_the_site_has_no_faults(tmp_path: Path) -> None:
-    chromium = need_chromium()
     if any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings")):
         pytest.skip("mkdocs is not installed (pip install '.[docs]'): the site is not built")
     built = subprocess.run(
@@ -29,7 +29,7 @@ def test_the_site_has_no_faults(tmp_path: Path) -> None:
         text=True,
     )
     assert built.returncode == 0, built.stderr + built.stdout
-    pages, faults = check_site(tmp_path / "site", chromium)
+    pages, faults = check_site(tmp_path / "site", CHROMIUM)
     assert pages > 20 and not faults
 
 
@@ -38,12 +38,13 @@ FAULTY = """<!doctype html><meta name=viewport content="width=device-width"><bod
 <pre>--8 < --"x.py"</pre><div style="width: 700px">wide</div><img src="https://example.com/x.png"><script>console.error("said")</script>"""
 
 
+@needs_chromium
 def test_page_checks_find_each_fault(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(FAULTY)
     (tmp_path / "sound.html").write_text(
         "<!doctype html><meta name=viewport content='width=device-width'><p id=here>here"
     )
-    pages, faults = check_site(tmp_path, need_chromium())
+    pages, faults = check_site(tmp_path, CHROMIUM)
     assert pages == 2
     for part in (
         "broken link",
