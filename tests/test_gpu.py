@@ -343,7 +343,7 @@ def test_a_captured_launch_is_programmatic_only_after_a_kernel_of_ours(settings:
 
 # ==== The exported library ============================================================================================
 
-GROUPS = ("general", "unaligned", "small_m", "split_k")
+GROUPS = ("general", "unaligned", "unaligned_hopper", "small_m", "split_k")
 RESIDENT_CTAS = 264
 
 
