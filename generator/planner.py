@@ -305,9 +305,6 @@ def spill_fallbacks(plan: Plan, request: Request) -> Iterator[tuple[Plan, str]]:
 _TOLD = ("mma", "copy", "form", "cta_tile", "acc", "dtype_d", "align_a", "align_b", "align_d", "schedule")
 """Fields to name in a change of family. The others are planned again."""
 
-_OPTIONS = {"cta_tile": "tile", "dtype_d": "out"}
-"""Options that are not named after their field."""
-
 
 def _advice(plan: Plan, change: Change, asked: Collection[str]) -> str:
     """Write a change as options to try; if it leads to another family, only those that ask for it and those `asked` for."""
@@ -330,4 +327,4 @@ def options_of(change: Change) -> str:
             "dtype": change["dtype_a"],
             **{name: change[name] for name in change if name not in ("dtype_a", "dtype_b")},
         }
-    return " ".join(f"--{_OPTIONS.get(name, name).replace('_', '-')} {text}" for name, text in change.items())
+    return " ".join(f"{option_of(name).flag} {text}" for name, text in change.items())
