@@ -110,9 +110,9 @@ class Plan(ABC):
         """Registers that a thread will need, estimated."""
 
     @property
-    @abstractmethod
     def max_registers(self) -> int:
         """Registers that a thread may have."""
+        return self.register_limit(self.threads)
 
     @property
     def launch_registers(self) -> int:
@@ -170,6 +170,19 @@ class Plan(ABC):
         limits = ARCHS[self.spec.arch].limits
         share = limits.smem_bytes_per_sm // max(1, self.spec.ctas_per_sm) // limits.smem_unit * limits.smem_unit
         return min(limits.smem_bytes_per_cta, share - limits.smem_reserved_bytes_per_cta)
+
+    def register_limit(self, threads: int) -> int:
+        """Return the most registers of a thread if `ctas_per_sm` CTAs of so many threads share an SM.
+
+        Each partition of the SM holds its share of the warps, and allocates registers for a warp in units. ptxas 13.0 limits
+        a kernel to the same number.
+        """
+        limits = ARCHS[self.spec.arch].limits
+        warps = -(-threads // limits.warp_threads * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
+        per_warp = (
+            limits.registers_per_sm // limits.sm_partitions // warps // limits.register_unit * limits.register_unit
+        )
+        return min(limits.max_registers_per_thread, per_warp // limits.warp_threads)
 
     @property
     def raster_tiles(self) -> int:

@@ -1,16 +1,28 @@
-"""Operands that TMA loads: their swizzle in shared memory, the bytes of stages, and the parameters of kernels with tensor maps."""
+"""Kernels whose producer loads A and B: the swizzles in shared memory, stages, registers, and the parameters with tensor maps."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from generator.arch import ARCHS
+from generator.families.base import IN_ORDER, Plan
 from generator.spec import Smem
 from hgemm.dtypes import VECTOR_BYTES
 from hgemm.launch import MAP_BYTES
-from hgemm.problem import PROBLEM_BYTES
+from hgemm.problem import LAUNCH, PROBLEM_BYTES
 from hgemm.tensor_maps import MAPS, MAPS_WITH_EDGES, LoadBoxes
 
 PART_BYTES = 1024
 """Period of the widest swizzle. Each part of shared memory starts at a multiple of it."""
+
+REGISTER_STEP = 8
+"""Granularity of setmaxnreg. Source: PTX ISA 9.0, setmaxnreg: multiples of 8 from 24 to 256."""
+
+BARRIER_BYTES, ANSWER_BYTES = 8, 4
+"""Bytes of an mbarrier, and of the result of split-K's counter."""
+
+DIRECT_BYTES = 16
+"""Placeholder for the staged rows if threads store D from registers."""
 
 MAP_ALIGN_BYTES = 64
 """Source: CUDA driver API, CUtensorMap."""
@@ -43,11 +55,42 @@ class OperandBoxes(LoadBoxes):
         return self.k_major or self.element_bytes == 2
 
 
-def stages_bytes(stages: int, a: OperandBoxes, b: OperandBoxes) -> int:
-    """Return the bytes of all stages of A, then of all stages of B."""
-    return whole_parts(stages * a.stage_bytes) + whole_parts(stages * b.stage_bytes)
-
-
 def whole_parts(size_bytes: int) -> int:
     """Round a size up to where the next part may start."""
     return -(-size_bytes // PART_BYTES) * PART_BYTES
+
+
+class ProducerPlan(Plan):
+    """The plan of a kernel with consumers, which multiply, and then a producer, which loads and may give them its registers.
+
+    A family adds the kernel's operands `a` and `b`, the `tensor_maps`, and `rebalanced`: the registers that a producer's and a
+    consumer's thread change to, or (0, 0).
+    """
+
+    k_order = IN_ORDER  # TMA fills a ragged k-tile with zeros, which change no sum
+    bank_conflicts = 0
+    """None: in the swizzles of TMA, the 8 rows of 16 bytes that are read at once lie in different banks."""
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.a.stage_bytes + self.b.stage_bytes
+
+    @property
+    def mainloop_bytes(self) -> int:
+        """All stages of A, then all stages of B."""
+        return sum(whole_parts(self.spec.stages * operand.stage_bytes) for operand in (self.a, self.b))
+
+    @property
+    def rebalances_registers(self) -> bool:
+        return any(self.rebalanced)
+
+    @property
+    def max_registers(self) -> int:
+        return self.rebalanced[1] or self.launch_registers
+
+    @property
+    def persistent(self) -> bool:
+        return self.spec.schedule.kind in ("persistent", LAUNCH)
+
+    def placements(self) -> dict[str, Any]:
+        return {f"box_{tensor_map.operand}": "x".join(map(str, tensor_map.box)) for tensor_map in self.tensor_maps}

@@ -242,20 +242,6 @@ class MmaSyncPlan(Plan):
         """Whether f16 accumulators become floats, because CTAs may add them up in a workspace."""
         return self.spec.schedule.in_workspace and self.spec.acc == "f16"
 
-    @property
-    def max_registers(self) -> int:
-        """Registers a thread may have if `ctas_per_sm` CTAs share an SM.
-
-        Each partition of the SM holds its share of the warps, and allocates registers for a warp in units. ptxas 13.0 limits
-        a kernel to the same number.
-        """
-        limits = ARCHS[self.spec.arch].limits
-        warps = -(-self.threads // limits.warp_threads * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
-        per_warp = (
-            limits.registers_per_sm // limits.sm_partitions // warps // limits.register_unit * limits.register_unit
-        )
-        return min(limits.max_registers_per_thread, per_warp // limits.warp_threads)
-
     # ---- Explanation ------------------------------------------------------------------------------------------------
 
     def numbers(self) -> dict[str, Any]:

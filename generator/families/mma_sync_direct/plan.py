@@ -7,7 +7,7 @@ from typing import Any
 
 from generator.families.base import Plan
 from generator.families.common import OF_MMA_SYNC, OPCODE_SUFFIXES
-from generator.families.mma_sync.plan import WARP_THREADS, MmaSyncPlan
+from generator.families.mma_sync.plan import WARP_THREADS
 from generator.spec import Schedule, Smem, WarpTile
 from hgemm.dtypes import VECTOR_BYTES
 
@@ -42,7 +42,6 @@ class DirectPlan(Plan):
     bank_conflicts = 0
     stage_bytes = 0
     mma_k = 16
-    max_registers = MmaSyncPlan.max_registers
 
     @cached_property
     def fixed_fields(self) -> dict[str, Any]:

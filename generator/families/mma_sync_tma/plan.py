@@ -7,9 +7,16 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.families.base import IN_ORDER
 from generator.families.mma_sync.plan import MMA_ROWS, MmaSyncPlan
-from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_parts
+from generator.families.tensor_maps import (
+    ANSWER_BYTES,
+    BARRIER_BYTES,
+    DIRECT_BYTES,
+    REGISTER_STEP,
+    OperandBoxes,
+    ProducerPlan,
+    whole_parts,
+)
 from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
 from hgemm.tensor_maps import TensorMap
 
@@ -18,17 +25,8 @@ NAME = "mma_sync_tma"
 WARPGROUP_WARPS = 4
 """Warps that setmaxnreg changes together. Source: PTX ISA 9.0, setmaxnreg."""
 
-REGISTER_STEP = 8
-"""Granularity of setmaxnreg. Source: PTX ISA 9.0, setmaxnreg: multiples of 8 from 24 to 256."""
-
 PRODUCER_REGISTERS = 24
 """Registers of a producer's thread: the fewest that setmaxnreg allows. Its loop does not spill with them."""
-
-BARRIER_BYTES, ANSWER_BYTES = 8, 4
-"""Bytes of an mbarrier, and of the result of split-K's counter."""
-
-DIRECT_BYTES = 16
-"""Placeholder for a warp's staged rows if threads store D from registers."""
 
 TEMPORARIES, PERSISTENT, CURVE, ONE_TILE = 16, 2, 12, -6
 FRAGMENT, FRAGMENT_AHEAD = 1.05, 0.5
@@ -44,14 +42,12 @@ WIDE_COLUMNS = 64
 
 
 @dataclass(frozen=True)
-class TmaPlan(MmaSyncPlan):
+class TmaPlan(ProducerPlan, MmaSyncPlan):
     """The plan of a kernel on mma.sync with copies by TMA.
 
     A CTA has consumer warps, which multiply, and then a producer, one of whose threads loads. The producer is a warp, or a
     warpgroup that gives most of its registers to the consumers if they need them and the architecture has setmaxnreg.
     """
-
-    k_order = IN_ORDER  # TMA fills a ragged k-tile with zeros, which change no sum
 
     @cached_property
     def fixed_fields(self) -> dict[str, Any]:
@@ -90,15 +86,6 @@ class TmaPlan(MmaSyncPlan):
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 
-    @property
-    def stage_bytes(self) -> int:
-        return self.a.stage_bytes + self.b.stage_bytes
-
-    @property
-    def mainloop_bytes(self) -> int:
-        """All stages of A, then all stages of B."""
-        return stages_bytes(self.spec.stages, self.a, self.b)
-
     @cached_property
     def epilogue_rows(self) -> int:
         """Rows of a warp tile that the epilogue stages at once: 16, or 8 if shared memory is too small for 16."""
@@ -120,11 +107,6 @@ class TmaPlan(MmaSyncPlan):
         beside = self._epilogue_bytes(rows) + 2 * BARRIER_BYTES * self.spec.stages + ANSWER_BYTES
         return whole_parts(self.mainloop_bytes + beside)
 
-    @property
-    def bank_conflicts(self) -> int:
-        """None: in each swizzle of TMA, the 8 rows of 16 bytes that ldmatrix reads at once lie in different banks."""
-        return 0
-
     # ---- Registers --------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -141,25 +123,13 @@ class TmaPlan(MmaSyncPlan):
         return (PRODUCER_REGISTERS, min(share, most)) if gains else (0, 0)
 
     def _at_launch(self, changing: bool) -> int:
-        """Return the most registers that a thread is launched with. A partition holds its share of warps and allocates in units."""
-        limits = ARCHS[self.spec.arch].limits
-        warps = self._threads(changing) // limits.warp_threads * max(1, self.spec.ctas_per_sm)
-        per_warp = limits.registers_per_sm // limits.sm_partitions // -(-warps // limits.sm_partitions)
-        units = per_warp // limits.register_unit * limits.register_unit
-        registers = min(limits.max_registers_per_thread, units // limits.warp_threads)
+        """Return the most registers that a thread is launched with."""
+        registers = self.register_limit(self._threads(changing))
         return registers // REGISTER_STEP * REGISTER_STEP if changing else registers
-
-    @property
-    def rebalances_registers(self) -> bool:
-        return any(self.rebalanced)
 
     @property
     def launch_registers(self) -> int:
         return self._at_launch(any(self.rebalanced))
-
-    @property
-    def max_registers(self) -> int:
-        return self.rebalanced[1] or self.launch_registers
 
     @property
     def fragment_rows(self) -> int:
@@ -190,10 +160,6 @@ class TmaPlan(MmaSyncPlan):
         """The maps of A and B. Threads store D."""
         return self.a.tensor_map("a", "m", self.spec.dtype_a), self.b.tensor_map("b", "n", self.spec.dtype_b)
 
-    @property
-    def persistent(self) -> bool:
-        return self.spec.schedule.kind in ("persistent", LAUNCH)
-
     def launch(self) -> dict[str, Any]:
         return {
             **super().launch(),
@@ -211,6 +177,3 @@ class TmaPlan(MmaSyncPlan):
             "producer_registers": self.rebalanced[0],
             "consumer_registers": self.rebalanced[1],
         }
-
-    def placements(self) -> dict[str, Any]:
-        return {f"box_{tensor_map.operand}": "x".join(map(str, tensor_map.box)) for tensor_map in self.tensor_maps}

@@ -9,9 +9,16 @@ from typing import Any
 
 from generator.arch import ARCHS
 from generator.epilogue import count_of, reduces
-from generator.families.base import IN_ORDER, Plan
 from generator.families.common import OPCODE_SUFFIXES
-from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_parts
+from generator.families.tensor_maps import (
+    ANSWER_BYTES,
+    BARRIER_BYTES,
+    DIRECT_BYTES,
+    REGISTER_STEP,
+    OperandBoxes,
+    ProducerPlan,
+    whole_parts,
+)
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
 from hgemm.epilogue import NONE, accumulators_of, numbers_of
 from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
@@ -33,17 +40,12 @@ WARP_THREADS = 32
 MMA_K_BYTES = 32
 """Bytes of k that one instruction multiplies."""
 
-BARRIER_BYTES = 8
 PINGPONG_BARRIERS = 2
 """One for each of two ping-pong consumers."""
 
-RESULT_BYTES = 4
-DIRECT_BYTES = 16
-"""Placeholder for the staged rows if threads store D from registers."""
-
 
 @dataclass(frozen=True)
-class WgmmaPlan(Plan):
+class WgmmaPlan(ProducerPlan):
     """The plan of a kernel on wgmma.
 
     A CTA has `consumers` warpgroups, and then a producer. Cooperative consumers share a tile, and each computes `consumer_rows`
@@ -165,15 +167,6 @@ class WgmmaPlan(Plan):
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 
     @property
-    def stage_bytes(self) -> int:
-        return self.a.stage_bytes + self.b.stage_bytes
-
-    @property
-    def mainloop_bytes(self) -> int:
-        """All stages of A, then all stages of B."""
-        return stages_bytes(self.spec.stages, self.a, self.b)
-
-    @property
     def partial_bytes(self) -> int:
         """Bytes that a CTA of split_k_cluster receives in its stages: from each CTA, the floats of its own subtiles."""
         splits, columns = self.spec.schedule.splits, self.d.subtile_columns * accumulators_of(self.spec.epilogue)
@@ -184,7 +177,7 @@ class WgmmaPlan(Plan):
         """Full and empty barriers of each stage, those of ping-pong, and the results of counters, one per concurrent reduction."""
         shares = self.shares_tiles or reduces(self.spec.epilogue)
         results = self.spec.consumers if self.pingpong and shares else 1
-        return BARRIER_BYTES * (2 * self.spec.stages + PINGPONG_BARRIERS) + RESULT_BYTES * results
+        return BARRIER_BYTES * (2 * self.spec.stages + PINGPONG_BARRIERS) + ANSWER_BYTES * results
 
     @cached_property
     def epilogue_stages(self) -> int:
@@ -230,11 +223,6 @@ class WgmmaPlan(Plan):
         parts = (self.mainloop_bytes, self._epilogue_bytes(epilogue_stages), self.barrier_bytes)
         return sum(map(whole_parts, parts))
 
-    @property
-    def bank_conflicts(self) -> int:
-        """None: TMA and wgmma use the same swizzles."""
-        return 0
-
     # ---- Registers --------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -252,17 +240,8 @@ class WgmmaPlan(Plan):
         return (producer, consumer) if alone and consumer > self._at_launch(WARP_THREADS) else (0, 0)
 
     def _at_launch(self, producer_threads: int) -> int:
-        """Return the most registers that a thread is launched with. A partition holds its share of warps and allocates in units."""
-        limits = ARCHS[self.spec.arch].limits
-        warps = (WARPGROUP_THREADS * max(1, self.spec.consumers) + producer_threads) // WARP_THREADS
-        warps_per_partition = -(-warps * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
-        per_warp = limits.registers_per_sm // limits.sm_partitions // warps_per_partition
-        units = per_warp // limits.register_unit * limits.register_unit
-        return min(limits.max_registers_per_thread, units // WARP_THREADS)
-
-    @property
-    def rebalances_registers(self) -> bool:
-        return any(self.rebalanced)
+        """Return the most registers that a thread is launched with."""
+        return self.register_limit(WARPGROUP_THREADS * max(1, self.spec.consumers) + producer_threads)
 
     @property
     def whole_program(self) -> bool:
@@ -299,13 +278,7 @@ class WgmmaPlan(Plan):
     def needed_registers(self) -> int:
         return _estimate(self)
 
-    @property
-    def max_registers(self) -> int:
-        return self.rebalanced[1] or self.launch_registers
-
     # ---- Tensor instructions ----------------------------------------------------------------------------------------
-
-    k_order = IN_ORDER
 
     @staticmethod
     def takes(dtype: str, layout: str) -> bool:
@@ -353,10 +326,6 @@ class WgmmaPlan(Plan):
         """Whether some CTAs share the k of a tile, and others do not."""
         return self.streams or self.spec.schedule.kind == LAUNCH
 
-    @property
-    def persistent(self) -> bool:
-        return self.spec.schedule.kind in ("persistent", LAUNCH)
-
     def launch(self) -> dict[str, Any]:
         return {
             **super().launch(),
@@ -386,9 +355,6 @@ class WgmmaPlan(Plan):
             "mma_per_k_tile": self.mma_per_k_tile,
         }
 
-    def placements(self) -> dict[str, Any]:
-        return {f"box_{tensor_map.operand}": "x".join(map(str, tensor_map.box)) for tensor_map in self.tensor_maps}
-
 
 # ==== Registers of a thread: limits, and an estimate from above ====
 #
@@ -403,8 +369,6 @@ COPYING_REGISTERS = 56
 """Registers of a producer's thread that copies: each copy in flight holds its address (docs/performance-notes.md)."""
 
 MAX_CONSUMER_REGISTERS = 232
-REGISTER_STEP = 8
-"""Granularity of setmaxnreg. Source: PTX ISA 8.8, setmaxnreg: multiples of 8 from 24 to 256."""
 
 BASE = 28
 """Registers of a consumer's thread in addition to its accumulators: descriptors, loop state, addresses."""
