@@ -182,6 +182,14 @@ def test_the_catalog_of_one_gpu_counts_its_kernels(capsys, tmp_path: Path) -> No
     assert "illegal" not in err and re.search(r"\d+ specs? of the catalog suits? sm_89", err)
 
 
+def test_the_catalog_of_one_type_counts_its_kernels(capsys, tmp_path: Path) -> None:
+    asked = ["--catalog", "general,turing", "--dtype", "bf16", "--dry-run", "--library", tmp_path]
+    status, out, err = generate(capsys, *asked)
+    symbols = [line.split()[-1] for line in out.splitlines()[1:]]
+    assert status == 0 and len(symbols) == 20 and all("_bf16_f32_bf16_" in symbol for symbol in symbols)
+    assert "illegal" not in err and "20 specs of the catalog suit" in err and "sm_75" not in err
+
+
 def test_sweep_skips_and_counts_illegal_combinations(capsys, tmp_path: Path) -> None:
     arguments = ["--arch", "89", "--tile", "32x32x16,256x256x64", "--stages", "4", "--dry-run", "--library", tmp_path]
     status, out, err = generate(capsys, *arguments)

@@ -99,10 +99,10 @@ def run(options: dict[str, Any]) -> int:
 
 
 def _skipped(asked: Sweep, options: Mapping[str, Any]) -> str:
-    """Return what the request asks for and cannot be built. A catalog has kernels of many GPUs, so it is not the user's mistake."""
-    if options["catalog"] is None or not options["arch"]:
+    """Return what the request asks for and cannot be built. A catalog has kernels of many GPUs and types, so it is no mistake."""
+    if options["catalog"] is None or not (options["arch"] or options["dtype"]):
         return asked.summary("and skipped")
-    archs = ", ".join(dict.fromkeys(candidate.plan.spec.arch for candidate in asked.candidates))
+    archs = ", ".join(dict.fromkeys(plan.spec.arch for plan in asked.plans))
     specs, suit = counted(len(asked.plans), "spec"), "suits" if len(asked.plans) == 1 else "suit"
     return f"{specs} of the catalog {suit} {archs}; the others are for other GPUs or types"
 
