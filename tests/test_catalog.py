@@ -17,7 +17,6 @@ from generator.catalog import (
     EXTRA,
     FOLDER,
     LOCK,
-    for_others,
     golden_kernels,
     group_names,
     load_catalog,
@@ -26,9 +25,10 @@ from generator.catalog import (
     write_lock,
     write_sources,
 )
+from generator.cli.generate import requested
 from generator.errors import LibraryError, RequestError
 from generator.families import family_of
-from generator.spec import BY_NAME, Spec
+from generator.spec import BY_NAME, Spec, symbol_of
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
 from generator.sweep import overridden, read_toml, sweep
@@ -76,12 +76,15 @@ def test_a_type_selects_the_kernels_of_a_group_that_have_it(group: str, dtype: s
     assert wanted == [*sweep([overridden(one, {"dtype": dtype}) for one in texts]).plans]
 
 
-def test_all_omits_turing_kernels_for_newer_architectures() -> None:
-    assert for_others(["all"], ["sm_89", "sm_90a"]) == ["turing"]
-    for names, archs in ((["all"], ["sm_75", "sm_89"]), (["all", "turing"], ["sm_89"]), (["turing"], ["sm_89"])):
-        assert for_others(names, archs) == []
-    left = load_catalog(["all"], ["turing"])
-    assert sorted(map(str, left + load_catalog(["turing"]))) == sorted(map(str, load_catalog()))
+def test_kernels_of_turing_are_built_for_newer_architectures_only_by_name() -> None:
+    def symbols(catalog: str, arch: str) -> list[str]:
+        return [symbol_of(plan.spec) for plan in requested({"spec_file": None, "catalog": catalog, "arch": arch}).plans]
+
+    turing, ada = symbols("all", "sm_75"), symbols("all", "sm_89")
+    assert sorted(symbols("all", "sm_75,sm_89")) == sorted(turing + ada)
+    assert turing == symbols("turing", "sm_75")
+    assert not {*ada} & {*symbols("turing", "sm_89")}
+    assert {*symbols("turing", "sm_89")} < {*symbols("all,turing", "sm_89")}
 
 
 def test_unknown_group_error_lists_the_groups() -> None:

@@ -64,9 +64,9 @@ def load_catalog(names: Sequence[str] = (ALL,), without: Sequence[str] = ()) -> 
     return [texts for name in chosen for texts in read_spec_file(folders[name] / f"{name}.toml")]
 
 
-def for_others(names: Sequence[str], archs: Sequence[str]) -> list[str]:
-    """Return the groups for chips without cp.async that only `all` names, if all of `archs` have cp.async."""
-    if ALL not in names or not all(ARCHS[arch].has_cp_async for arch in archs):
+def for_older_chips(names: Sequence[str]) -> list[str]:
+    """Return the groups for chips without cp.async that only `all` names."""
+    if ALL not in names:
         return []
     return [name for name in group_names() if name not in names and not _has_cp_async(load_catalog([name]))]
 

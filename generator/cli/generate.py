@@ -17,7 +17,7 @@ from generator.arch import ARCHS, parse_arch_list
 from generator.build.pipeline import FittedOutcome, Outcome, Prover, Settings, WorkerPool, cached, make_fitting, prepare
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
-from generator.catalog import for_others, load_catalog
+from generator.catalog import for_older_chips, load_catalog
 from generator.cli.options import texts_of
 from generator.cli.output import OnOutcome, planning, progress
 from generator.errors import RequestError
@@ -25,7 +25,7 @@ from generator.families import family_of
 from generator.families.base import Plan
 from generator.ladders.recipes import find, load_recipes
 from generator.planner import deciding_field, default_family, not_implemented
-from generator.spec import BY_FIELD, differing, option_of, symbol_of
+from generator.spec import BY_FIELD, Texts, differing, option_of, symbol_of
 from generator.store.files import reject_export
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, overridden, read_spec_file, sweep
@@ -149,16 +149,22 @@ def requested(options: dict[str, Any]) -> Sweep:
         given["epilogue"] = epilogue.resolved(given["epilogue"], Path())
     catalog = options.get("catalog")
     groups = read_spec_file(options["spec_file"]) if options["spec_file"] else []
+    fixed: list[Texts] = []
     if catalog is not None:
         names = [name.strip() for name in catalog.split(",")]
-        others = for_others(names, parse_arch_list(given["arch"], "--arch")) if "arch" in given else []
-        for name in others:
+        archs = parse_arch_list(given["arch"], "--arch") if "arch" in given else []
+        older = [arch for arch in archs if not ARCHS[arch].has_cp_async]
+        apart = for_older_chips(names) if len(older) < len(archs) else []
+        groups += load_catalog(names, apart)
+        for name in apart:
+            if older:
+                fixed += [overridden(texts, {**given, "arch": ",".join(older)}) for texts in load_catalog([name])]
+                continue
             specs = counted(len(sweep(load_catalog([name])).plans), "spec")
             click.echo(
                 f"generate: skipped {name} ({specs}), which is for GPUs without cp.async: --catalog {name} selects it",
                 err=True,
             )
-        groups += load_catalog(names, others)
     if options.get("kernels") is not None:
         from generator.cutlass_names import has_globs, requests_named  # needed for names only
 
@@ -168,14 +174,13 @@ def requested(options: dict[str, Any]) -> Sweep:
         groups += named.requests
         for remark in named.remarks:
             click.echo(f"generate: {remark}", err=True)
-    recipes = []
     if options.get("recipe") is not None:
         beside = {name: text for name, text in given.items() if name != "arch"}
-        recipes = [overridden(texts, beside) for texts in load_recipes(options["recipe"], given.get("arch", ""))]
-    if not recipes:
+        fixed += [overridden(texts, beside) for texts in load_recipes(options["recipe"], given.get("arch", ""))]
+    if not fixed:
         groups = groups or [{}]
     with planning(options.get("quiet", False)) as planned:
-        return sweep([*(overridden(group, given) for group in groups), *recipes], planned)
+        return sweep([*(overridden(group, given) for group in groups), *fixed], planned)
 
 
 def _dry_run(plans: Sequence[Plan], settings: Settings, recipes: Mapping[Plan, str], as_json: bool) -> int:
