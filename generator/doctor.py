@@ -164,7 +164,7 @@ def _library(folder: Path) -> Iterator[SetupCheck]:
         have, names = "have" if len(incomplete) > 1 else "has", ", ".join(incomplete[:_MAX_NAMES])
         more = f" and {len(incomplete) - _MAX_NAMES} more" if len(incomplete) > _MAX_NAMES else ""
         found = f"{counted(len(incomplete), 'folder')} {have} {CUBIN_NAME} but no {RECORD_NAME} ({names}{more})"
-        yield SetupCheck("library", WARN, found, "run the commands that made them again")
+        yield SetupCheck("library", WARN, found, "build them again")
     yield from (SetupCheck("library", FAIL, *_split(error)) for error in damaged)
 
 

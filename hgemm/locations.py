@@ -88,7 +88,7 @@ def library_suffix(library: Path | None) -> str:
 
 def regenerate_hint(library: Path | None) -> str:
     """Return what to do about a damaged kernel of a library."""
-    return f"run the command that made it again, or `hgemm gc{library_suffix(library)}`"
+    return f"build it again, or remove it with `hgemm gc{library_suffix(library)}`"
 
 
 def missing_hint(library: Path) -> str:

@@ -133,7 +133,7 @@ def test_altered_file_is_rejected_by_name(library: Library, name: str) -> None:
         path.write_bytes(changed)
         with pytest.raises(
             LibraryError,
-            match=rf"one/{name} is not the file .*: run the command that made it again, or `hgemm gc --lib",
+            match=rf"one/{name} is not the file .*: build it again, or remove it with `hgemm gc --lib",
         ):
             library.load("one")
     path.unlink()

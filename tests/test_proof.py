@@ -170,6 +170,18 @@ def test_verify_takes_shapes_and_prints_json(library: Library, host_toolchain: H
     assert answer["checks"] == json.loads(invoke(verify.verify_command, *arguments).stdout)[0]["checks"]
 
 
+def test_a_damaged_record_fails_the_check_of_a_library(library: Library, small_library: Library) -> None:
+    (record,) = library.records()
+    other = next(row["symbol"] for row in small_library.rows() if row["symbol"] != record.symbol)
+    shutil.copytree(small_library.folder / other, library.folder / other)
+    (library.folder / other / "record.json").write_text("{")
+    for words in ([], ["--arch", record.data["arch"]]):
+        result = invoke(verify.verify_command, "--emulate", "--library", library.folder, *words)
+        assert f"{other}/record.json" in str(result.exception) and result.exception.exit_code == 1
+    only = invoke(verify.verify_command, "--emulate", "--library", library.folder, record.symbol)
+    assert only.exit_code == 0 and only.stdout.startswith(f"ok    {record.symbol}  ")
+
+
 def test_a_shape_too_large_for_the_cpu_is_rejected(library: Library, host_toolchain: HostToolchain) -> None:
     result = invoke(verify.verify_command, "--emulate", "--library", library.folder, "--shapes", "100000x100000x64")
     assert isinstance(result.exception, RequestError) and "shape 100000x100000x64 has" in str(result.exception)

@@ -17,7 +17,7 @@ from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.cli.options import SIZE, filter_options, json_option, kind_from, kind_options, library_option
-from generator.cli.output import note_left_out
+from generator.cli.output import note_incomplete, note_left_out
 from generator.errors import HgemmError, ProofError, RequestError, unknown_word
 from generator.export.c_library import ExportOptions, compiler_failure, export
 from generator.export.selection import (
@@ -46,12 +46,11 @@ from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, deprecated
 from hgemm.gpus import TYPICAL
 from hgemm.growth import locked
-from hgemm.library import open_library, without_record
+from hgemm.library import open_library
 from hgemm.locations import library_suffix
 from hgemm.options import INPUTS, NonEmptyPath, kind_option
 from hgemm.packed import pack_command
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
-from hgemm.record import RECORD_NAME
 from hgemm.selection import WGMMA_CAPABILITY
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
@@ -392,13 +391,7 @@ def export_command(
     rows = select_rows(opened, KernelFilter(**filters))
     symbols = [str(row["symbol"]) for row in rows]
     note_left_out(opened, KernelFilter(**filters))
-    if incomplete := without_record(library):
-        has, its = ("have", "them") if len(incomplete) > 1 else ("has", "it")
-        click.echo(
-            f"hgemm: {counted(len(incomplete), 'folder')} of {library} {has} no {RECORD_NAME}, such as {incomplete[0]}: "
-            f"generate {its} again to export {its}",
-            err=True,
-        )
+    note_incomplete(library)
     failure = compiler_failure(cc)
     if failure and ctx.get_parameter_source("cc") is not click.core.ParameterSource.DEFAULT:
         raise HgemmError(f"{failure}: choose another with --cc, or omit --cc and CC to write only sources")

@@ -16,7 +16,7 @@ from generator.arch import parse_arch_list
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.cli.options import SIZE, Symbol, filter_options, json_option, kernel_options, library_option
-from generator.cli.output import note_left_out
+from generator.cli.output import note_incomplete, note_left_out
 from generator.device_check import (
     CODES,
     TIMEOUT_S,
@@ -40,6 +40,7 @@ from hgemm.disk import require_writable
 from hgemm.dispatch_table import default_options, kind_of, row_of, with_default_raster
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.kernel import Kernel
+from hgemm.library import read_usable_records, scan
 from hgemm.options import FILE, SEED, FiniteRange
 from hgemm.problem import LaunchOptions, parse_raster
 from hgemm.selection_query import SelectionQuery, Target
@@ -243,7 +244,7 @@ Otherwise the instruction counts must be the same.
 SYMBOLS are symbols, hashes, aliases, prefixes or globs. Without SYMBOLS, the filters select. The default shapes derive from each
 kernel's tile: whole, ragged, tiny, batched, and with padded rows. Kernels that the GPU cannot run are skipped and listed.
 
-Exit status 1: a kernel failed, or none passed.
+Exit status 1: a kernel failed, or none passed. Without names, also: a record is damaged.
 
 \b
 Examples:
@@ -329,6 +330,9 @@ def verify_command(
     opened = Library(library)
     note_left_out(opened, KernelFilter(**filters), symbols)
     chosen = choose(opened, symbols, KernelFilter(**filters))
+    if not (symbols or filters["kernels"]):  # a damaged record is no row, and an unchecked kernel is no success
+        note_incomplete(library)
+        read_usable_records(library, scan(library).keys() - {str(row["symbol"]) for row in opened.rows()})
     line, summary = outcome_line, outcome_summary
     if emulate:
         found = _emulated(opened, chosen, shapes, seed, jobs, timeout, trust, force)

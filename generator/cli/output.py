@@ -27,9 +27,10 @@ from generator.store.library import Library
 from generator.store.query import KernelFilter, left_out
 from generator.tables import cell, counted
 from hgemm.epilogue import NONE, parse_epilogue
-from hgemm.library import StoredKernel, reject_file
+from hgemm.library import StoredKernel, reject_file, without_record
 from hgemm.locations import library_suffix
 from hgemm.options import FOLDER
+from hgemm.record import RECORD_NAME
 
 if TYPE_CHECKING:  # slow to load
     from rich.console import Console
@@ -206,6 +207,17 @@ def note_left_out(library: Library, kernel_filter: KernelFilter, names: Collecti
     for arch, count in left_out(library, names, kernel_filter).items():
         both = f"{kernel_filter.arch},{arch.removeprefix('sm_')}"
         click.echo(f"hgemm: {counted(count, 'kernel')} for {arch} left out: use --arch {both}", err=True)
+
+
+def note_incomplete(library: Path) -> None:
+    """Note on stderr the folders with code but without a record, which are no kernels."""
+    if incomplete := without_record(library):
+        has, it = ("have", "them") if len(incomplete) > 1 else ("has", "it")
+        click.echo(
+            f"hgemm: {counted(len(incomplete), 'folder')} of {library} {has} no {RECORD_NAME}, such as {incomplete[0]}: "
+            f"generate {it} again",
+            err=True,
+        )
 
 
 # ==== The card of a kernel ====

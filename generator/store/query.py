@@ -404,9 +404,7 @@ def _none(library: Library, name: str) -> list[str]:
     named = [path.parent for path in library.folder.glob(f"*/{SOURCE_NAME}") if path.parent.name.startswith(name)]
     texts = sorted(path.name for path in named if not (path / RECORD_NAME).exists())
     if texts:
-        message = (
-            f"{texts[0]} has a source but is not compiled: run `generate --catalog{library_suffix(library.folder)}`"
-        )
+        message = f"{texts[0]} has a source but no {RECORD_NAME}: build it again"
         raise RequestError(f"no kernel in {library.folder} is named {name!a}: {message}")
     hint = f"did you mean {near[0]}?" if near else f"`hgemm list{library_suffix(library.folder)}` lists its kernels"
     raise RequestError(f"no kernel in {library.folder} is named {name!a}: {hint}")
