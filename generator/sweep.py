@@ -138,15 +138,21 @@ class Sweep:
 
     def reject_empty(self) -> None:
         """Raise RequestError with every violated rule if no combination is legal."""
-        if self.plans:
+        if not self.plans:
+            self.reject_illegal()
+
+    def reject_illegal(self) -> None:
+        """Raise RequestError with every violated rule if a combination is illegal."""
+        if not self.illegal:
             return
         try:
             first = self.illegal[0]
             reject_illegal(first.plan, first.request, _related_arch_hint(first.request))
         except RequestError as error:
-            if len(self.illegal) == 1:
+            if len(self.candidates) == 1:
                 raise
-            raise RequestError(f"all {self.summary().partition(' of ')[2]}; the first:\n{error}") from None
+            summary = self.summary() if self.plans else f"all {self.summary().partition(' of ')[2]}"
+            raise RequestError(f"{summary}; the first:\n{error}") from None
 
 
 def _related_arch_hint(request: Request) -> str:

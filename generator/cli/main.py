@@ -160,6 +160,12 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         help="Build only part I of N, one for each machine. `hgemm merge` joins them.",
     ),
 )
+@grouped_option(
+    "Run",
+    click.option(
+        "--require-legal", is_flag=True, help="Fail if a combination is illegal. Without this option, it is skipped."
+    ),
+)
 @grouped_option("Run", click.option("--force", is_flag=True, help="Rebuild kernels that the library already has."))
 @grouped_option(
     "Run",
