@@ -44,6 +44,11 @@ class PackedLayer:
     kind: Kind
     rows: tuple[int, int] = ROWS
 
+    def serves(self, kind: Kind, m: int, n: int, k: int) -> bool:
+        """Return whether the pack was made for a product, of whatever accumulator."""
+        first, last = self.rows
+        return (self.n, self.k) == (n, k) and first <= m <= last and self.kind == replace(kind, acc=self.kind.acc)
+
     @property
     def rows_to_tune(self) -> tuple[int, ...]:
         """The fewest rows, the powers of two above them, and the most rows."""

@@ -319,6 +319,8 @@ class Selector:
             return f"no kernel computes {query.kind} on {self.target.name}: make one with `{self._expression_command(query)}`"
         if query.kind.dtype_a != query.kind.dtype_b or query.kind.dtype_a == "f32":
             return f"no kernel computes {query.kind}: use f16 or bf16 for both A and B, or f32 with precision tf32"
+        if self.target.number < 80 and query.kind.dtype_a != "f16":
+            return f"no kernel computes {query.kind}: the tensor instructions of {self.target.name} multiply f16 only"
         options = f"--arch {self.target.number} {query.kind.cover_options}"
         cover = f"hgemm cover {options} --add"
         if query.kind.pointer_arrays:

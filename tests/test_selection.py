@@ -55,7 +55,9 @@ from hgemm.gpus import TYPICAL
 from hgemm.growth import size_of_tile
 from hgemm.launch import check, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
+from hgemm.model.cards import card_named
 from hgemm.octave_grid import CORRECTED_LIMIT
+from hgemm.packed import PackedLayer, add_pack
 from hgemm.problem import ACTIVATIONS, BIASES, BY_GPC, LAYOUTS, TYPES, Kind, Problem, kind_supports
 from hgemm.selection import ESTIMATED, MEASURED, NEAR, SHIPPED, Selector, row_supports
 from hgemm.selection_query import SelectionQuery, Target
@@ -349,6 +351,9 @@ def test_missing_kernel_error_names_the_unmet_requirement() -> None:
         UnsupportedError, match="--arch 90 --dtype f16 --out f32 --layout nt --bias row --add` makes one"
     ):
         selector.choose(SelectionQuery(Kind("nt", dtype_d="f32", bias="row"), 1, 1, 1))
+    with pytest.raises(UnsupportedError, match="the tensor instructions of sm_75 multiply f16 only$"):
+        turing = Selector(catalog_table(), Target.typical("sm_75"))
+        turing.choose(SelectionQuery(Kind(dtype_a="bf16", dtype_b="bf16", dtype_d="bf16"), 8, 8, 8))
     for types in (("f16", "bf16"), ("f32", "f32")):
         with pytest.raises(UnsupportedError, match="use f16 or bf16 for both A and B"):
             selector.choose(SelectionQuery(Kind("tn", *types), 1, 1, 1))
@@ -653,6 +658,24 @@ def test_select_tells_which_dense_operand_excludes_the_fastest_kernels(paper_lib
     assert "A is aligned to 8 and B is aligned to 8. If you can pad their rows, add --align 8" in loose.stderr
     assert "hgemm pack --nk 64x68 --rows 64:64 --dtype f16 --layout tn --arch 89 --to " in loose.stderr
     assert "aligned" not in padded.stderr
+
+
+def test_select_suggests_a_pack_only_if_the_library_has_none_for_the_product(
+    paper_library: Library, tmp_path: Path
+) -> None:
+    library = shutil.copytree(paper_library.folder, tmp_path / "library")
+    add_pack(library, [PackedLayer("odd", 64, 68, Kind("tn"), (60, 70))])
+    words = ["select", "--library", library, "--arch", "89", "--n", 64, "--k", 68]
+    for m, suggested in ((60, False), (70, False), (71, True)):
+        assert ("hgemm pack --nk" in call("hgemm", *words, "--m", m).stderr) == suggested
+    assert " --arch 89 --invariant --to " in call("hgemm", *words, "--m", 71, "--invariant").stderr
+
+
+def test_select_takes_the_sms_of_a_card(small_library: Library) -> None:
+    words = ["select", "--library", small_library.folder, "--m", 1000, "--json"]
+    by_name = call("hgemm", *words, "--arch", "RTX 3090")
+    assert by_name.stdout == call("hgemm", *words, "--arch", "86", "--sms", card_named("rtx3090").sms).stdout
+    assert "assumes" not in by_name.stderr and "SMs (A40)" in call("hgemm", *words[:-1], "--arch", "86").stderr
 
 
 def test_select_explains_a_choice_that_overrides_the_estimate(paper_library: Library) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -48,8 +49,9 @@ from hgemm.gpus import TYPICAL
 from hgemm.growth import locked
 from hgemm.library import open_library
 from hgemm.locations import library_suffix
+from hgemm.model.cards import card_named
 from hgemm.options import INPUTS, NonEmptyPath, kind_option
-from hgemm.packed import pack_command
+from hgemm.packed import pack_command, read_pack
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 from hgemm.selection import WGMMA_CAPABILITY
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
@@ -110,8 +112,8 @@ Examples:
 @click.option("--workspace", type=click.IntRange(0), metavar="BYTES", help="Largest workspace. Default: no limit.")
 @click.option("--invariant", is_flag=True, help="Select a kernel whose order of k is that of all m and batches.")
 @click.option("--cublas-order", is_flag=True, help="Prefer the order of k of cuBLASLt's unsplit kernels.")
-@click.option("--arch", default="", metavar="ARCH", help="Architecture of the GPU. Default: this machine's GPU.")
-@click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of that GPU. Default: those of a common GPU.")
+@click.option("--arch", default="", metavar="ARCH", help="The GPU: 86, or 'RTX 3090'. Default: this machine's.")
+@click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of that GPU. Default: those of the card, or of a common one.")
 @click.option("--all", "show_all", is_flag=True, help="Print every kernel that supports the problem, best first.")
 @json_option
 def select_command(
@@ -147,6 +149,9 @@ def select_command(
         kind = replace(kind, epilogue=expression.hash if expression else NONE)
     query = DenseProblem(m, n, k, batch, beta, int(align) if align else None, workspace_bytes).query(kind, expression)
     query = replace(query, batch_invariant=invariant, cublas_order=cublas_order)
+    if arch and not sms:
+        with suppress(RequestError):  # --arch names an architecture, or a card without a table
+            sms = card_named(arch).sms
     target = Target.typical(parse_arch(arch, "--arch"), sms or 0) if arch else _this_machine()
     selector = open_library(library).selector(target)
     best = selected(selector, query)
@@ -166,9 +171,9 @@ def select_command(
             click.echo(f"hgemm: {note}. If you can pad their rows, add --align {align}", err=True)
             suffix = "a" if target.number == WGMMA_CAPABILITY else ""
             command = pack_command(kind, m, n, k, f"{target.number}{suffix}") if batch == 1 and k else ""
-            if command:
-                to = shlex.quote(str(library))
-                click.echo(f"hgemm: if you cannot, this adds kernels for this size:\n  {command} --to {to}", err=True)
+            if command and not any(layer.serves(kind, m, n, k) for layer in read_pack(library)):
+                command += f"{' --invariant' if invariant else ''} --to {shlex.quote(str(library))}"
+                click.echo(f"hgemm: if you cannot, this adds kernels for this size:\n  {command}", err=True)
 
 
 def _loose_operands(query: SelectionQuery) -> str:
