@@ -378,6 +378,9 @@ def read_spec_file(path: Path) -> list[Texts]:
     tables = document.pop("variant", document.pop("kernel", [{}]))
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise RequestError(f"spec file {path}: write each group as a table [[kernel]]")
+    for name, value in document.items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            raise RequestError(f"spec file {path}: [[{name}]] is unknown: write each group as a table [[kernel]]")
     common = texts_in(document, path)
     return [overridden(common, texts_in(table, path)) for table in tables]
 
@@ -392,7 +395,7 @@ def read_toml(path: Path, what: str = "spec file") -> dict[str, Any]:
         text = read_text(path, MAX_TOML_BYTES)
         if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
             raise ValueError(f"a line has more than {MAX_DOTS} dots")
-        return _toml().loads(text.replace("\r\n", "\n"))
+        return _toml().loads(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     except OSError as error:
         raise RequestError(f"{what} {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -438,7 +441,8 @@ def _text(value: Any, name: str) -> str:
         return "on" if value else "off"
     if isinstance(value, (int, str)):
         return str(value)
-    raise RequestError(f"'{name}' is a {type(value).__name__}: write a text, a number, or a list of them")
+    kind = {"dict": "table", "list": "list of lists"}.get(type(value).__name__, type(value).__name__)
+    raise RequestError(f"'{name}' is a {kind}: write a text, a number, or a list of them")
 
 
 def _toml():

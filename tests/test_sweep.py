@@ -195,6 +195,10 @@ def test_spec_file_accepts_command_line_options(tmp_path: Path) -> None:
     assert len(sweep([texts]).candidates) == 8
 
 
+def test_spec_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert read(tmp_path, '\ufeffarch = "sm_89"\n') == [{"arch": "sm_89"}]
+
+
 def test_spec_file_accepts_field_names(tmp_path: Path) -> None:
     (texts,) = read(tmp_path, 'arch = "89"\ncta_tile = "64x64x32"\ndtype_d = "f32"\nwarp-tile = "32x32"\nalign_d = 4\n')
     assert texts == {"arch": "89", "tile": "64x64x32", "out": "f32", "warp_tile": "32x32", "align_d": "4"}
@@ -227,7 +231,9 @@ def test_variant_tables_are_read_but_not_beside_kernel_tables(tmp_path: Path) ->
         ('cta_tile = "128"', "spec.toml: cta_tile '128' is malformed"),
         ("kernel = 3", r"write each group as a table \[\[kernel\]\]"),
         ('tile = "64x64x32"\ncta_tile = "64x64x32"', "set tile twice"),
-        ("[stages]\nx = 1", "'stages' is a dict"),
+        ("[stages]\nx = 1", "'stages' is a table"),
+        ("stages = [[2, 3]]", "'stages' is a list of lists"),
+        ("[[kernels]]\nstages = 2", r"\[\[kernels\]\] is unknown: write each group as a table \[\[kernel\]\]"),
     ],
 )
 def test_a_spec_file_that_cannot_be_read_is_rejected_by_name(tmp_path: Path, text: str, message: str) -> None:
