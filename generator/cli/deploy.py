@@ -113,7 +113,12 @@ Examples:
 @click.option("--invariant", is_flag=True, help="Select a kernel whose order of k is that of all m and batches.")
 @click.option("--cublas-order", is_flag=True, help="Prefer the order of k of cuBLASLt's unsplit kernels.")
 @click.option("--arch", default="", metavar="ARCH", help="The GPU: 86, or 'RTX 3090'. Default: this machine's.")
-@click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of that GPU. Default: those of the card, or of a common one.")
+@click.option(
+    "--sms",
+    type=click.IntRange(1),
+    metavar="N",
+    help="SMs of that GPU. Default: those of the card, or of a common one.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Print every kernel that supports the problem, best first.")
 @json_option
 def select_command(

@@ -388,7 +388,8 @@ def _hash_glob(name: str) -> str:
 def _ambiguous(name: str, symbols: list[str], other: str = "") -> RequestError:
     shown = "".join(f"\n  {symbol}" for symbol in symbols[:MAX_CANDIDATES])
     more = f"\n  and {len(symbols) - MAX_CANDIDATES} more" if len(symbols) > MAX_CANDIDATES else ""
-    return RequestError(f"{name!a} matches {len(symbols)} kernels: write a longer prefix{other}{shown}{more}")
+    fix = "narrow the glob" if _is_glob(name) else f"write a longer prefix{other}"
+    return RequestError(f"{name!a} matches {len(symbols)} kernels: {fix}{shown}{more}")
 
 
 def _symbols(library: Library, pattern: str) -> list[str]:
