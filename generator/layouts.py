@@ -126,7 +126,7 @@ def _reads(tile: OperandTile) -> tuple[int, int, list[int], int]:
 
 @cache
 def write_conflicts(tile: OperandTile) -> int:
-    """Return the bank conflicts of copying one stage of `tile`, one chunk per thread, warp by warp."""
+    """Return the bank conflicts of the first pass of a copy, one chunk per thread, warp by warp. It is fast."""
     per_row = tile.columns // tile.chunk
     row_step = max(1, tile.threads // per_row)
     rows = [tile.linear(row, 0) for row in range(min(tile.rows, row_step))]
@@ -138,6 +138,36 @@ def write_conflicts(tile: OperandTile) -> int:
         count * conflicts([swizzle(offset) * size for offset in warp], tile.chunk * size)
         for warp, count in warps.items()
     )
+
+
+@cache
+def copy_conflicts(tile: OperandTile, threads: int) -> int:
+    """Return the bank conflicts of copying a k-tile. In each pass, each thread copies one chunk.
+
+    The passes are those of OperandCopy in templates/mma_sync/operand.cuh.
+    """
+    per_row = tile.columns // tile.chunk
+    row_step = 1 if per_row >= threads else threads // per_row
+    width_bytes = tile.chunk * tile.element_bytes
+    lanes = PHASE_BYTES // max(width_bytes, BANK_BYTES)
+    extra = 0
+    for row_first in range(0, tile.rows, row_step):
+        for column_first in range(0, tile.columns, threads * tile.chunk):
+            for lane in range(0, threads, lanes):
+                places = [_chunk(tile, thread, per_row, row_step) for thread in range(lane, lane + lanes)]
+                offsets = [
+                    tile.offset(row_first + row, column_first + column) * tile.element_bytes
+                    for row, column in filter(None, places)
+                    if row_first + row < tile.rows and column_first + column < tile.columns
+                ]
+                extra += conflicts(offsets, width_bytes)
+    return extra
+
+
+def _chunk(tile: OperandTile, thread: int, per_row: int, row_step: int) -> tuple[int, int] | None:
+    """Return the (row, column) of a thread's chunk in a pass, or None if it has no chunk."""
+    row, column = thread // per_row, thread % per_row * tile.chunk
+    return (row, column) if row < row_step else None
 
 
 def _within_period(offsets: list[int], period: int) -> tuple[int, ...]:

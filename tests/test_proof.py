@@ -30,7 +30,7 @@ from generator.cli.main import generate_command
 from generator.cli.prove_catalog import chosen
 from generator.device_check import CheckOutcome, CheckWorkers
 from generator.errors import ProofError, RequestError
-from generator.layouts import OperandTile, read_conflicts, write_conflicts
+from generator.layouts import OperandTile, copy_conflicts, read_conflicts, write_conflicts
 from generator.proof import executor as abi
 from generator.proof import jobs as emulate
 from generator.proof.coverage import Coverage, raster_groups
@@ -51,7 +51,6 @@ from generator.proof.proving import (
     Costs,
     adversaries_of,
     check_case,
-    copy_conflicts,
     count,
     disagreements,
     placement_of,
@@ -375,6 +374,9 @@ def test_counted_and_computed_costs_agree(host_toolchain: HostToolchain, options
     costs, sites = counted({**PLACED, **options}, host_toolchain)
     assert costs.read_conflicts_per_k_tile > 0 or options.get("smem") not in ("none", "pad_alternate:16")
     assert {"wmma_load" if "wmma16" in options.values() else "ldmatrix", "store"} <= {site["kind"] for site in sites}
+    (plan,) = sweep([{**PLACED, **options}]).plans
+    if placement_of(plan.spec.to_dict()).copies_are_even:
+        assert plan.bank_conflicts == costs.read_conflicts_per_k_tile + costs.copy_conflicts_per_k_tile
 
 
 def test_cluster_costs_count_each_cta(host_toolchain: HostToolchain) -> None:

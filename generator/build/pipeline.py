@@ -81,7 +81,7 @@ def spills(inspection: Inspection) -> bool:
 
 
 def _proof(plan: Plan, inspection: Inspection) -> dict[str, Any]:
-    """Return what inspection shows. `bank_conflicts` counts those of one stage."""
+    """Return what inspection shows. `bank_conflicts` counts those of a k-tile."""
     apart = {} if inspection.store_spacing is None else {"mma_between_stores": inspection.store_spacing}
     return {"mma_per_k_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart}
 

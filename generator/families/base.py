@@ -152,7 +152,7 @@ class Plan(ABC):
     @property
     @abstractmethod
     def bank_conflicts(self) -> int:
-        """Bank conflicts of the copies and reads of one stage."""
+        """Bank conflicts of the copies of a k-tile and of the reads of all warps."""
 
     @abstractmethod
     def numbers(self) -> dict[str, Any]:

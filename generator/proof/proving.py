@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from generator.errors import ProofError
-from generator.layouts import BANK_BYTES, PHASE_BYTES, OperandTile, conflicts, read_conflicts
+from generator.layouts import OperandTile, copy_conflicts, read_conflicts
 from generator.proof.bits import OrderTrial, adder, order_cases, require_order
 from generator.proof.coverage import COVERAGE_CASE, Coverage
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain, Report, Site
@@ -77,41 +77,12 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
     return Placement(*operands, warps_m, warps_n, threads)
 
 
-def copy_conflicts(tile: OperandTile, threads: int) -> int:
-    """Return the bank conflicts of copying one stage. In each pass, each thread copies one chunk.
-
-    The passes are those of OperandCopy in templates/mma_sync/operand.cuh.
-    """
-    per_row = tile.columns // tile.chunk
-    row_step = 1 if per_row >= threads else threads // per_row
-    width_bytes = tile.chunk * tile.element_bytes
-    lanes = PHASE_BYTES // max(width_bytes, BANK_BYTES)
-    extra = 0
-    for row_first in range(0, tile.rows, row_step):
-        for column_first in range(0, tile.columns, threads * tile.chunk):
-            for lane in range(0, threads, lanes):
-                places = [_chunk(tile, thread, per_row, row_step) for thread in range(lane, lane + lanes)]
-                offsets = [
-                    tile.offset(row_first + row, column_first + column) * tile.element_bytes
-                    for row, column in filter(None, places)
-                    if row_first + row < tile.rows and column_first + column < tile.columns
-                ]
-                extra += conflicts(offsets, width_bytes)
-    return extra
-
-
 def _is_even(tile: OperandTile, threads: int) -> bool:
     per_row = tile.columns // tile.chunk
     if per_row >= threads:
         return per_row % _PLACEMENT_WARP == 0
     row_step = threads // per_row
     return row_step * per_row % _PLACEMENT_WARP == 0 and tile.rows % row_step * per_row % _PLACEMENT_WARP == 0
-
-
-def _chunk(tile: OperandTile, thread: int, per_row: int, row_step: int) -> tuple[int, int] | None:
-    """Return the (row, column) of a thread's chunk in a pass, or None if it has no chunk."""
-    row, column = thread // per_row, thread % per_row * tile.chunk
-    return (row, column) if row < row_step else None
 
 
 # ==== Costs, counted on the addresses of a launch ====

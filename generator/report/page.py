@@ -69,7 +69,7 @@ COLUMNS = (
     ("ctas_per_sm", "CTAs/SM", "resident CTAs on an SM"),
     ("occupancy", "occupancy", "used fraction of an SM's warps"),
     ("spill_bytes", "spills B", "bytes of spilled registers"),
-    ("proof_bank_conflicts", "conflicts", "bank conflicts when a k-tile is read"),
+    ("proof_bank_conflicts", "conflicts", "bank conflicts of a k-tile, copies and reads of all warps"),
     ("proved", "proved", "shapes proved on the CPU; 0: no proof"),
     ("bound", "bound", "what limits a k-tile on the usual card of the architecture, by the cost model"),
     ("predicted", "predicted", f"TFLOP/s at m = n = k = {USUAL_SIDE} on this card, by the cost model"),

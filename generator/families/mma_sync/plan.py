@@ -11,7 +11,7 @@ from generator.arch import ARCHS
 from generator.epilogue import count_of
 from generator.families.base import IN_ORDER, Plan, last_first
 from generator.families.common import OF_MMA_SYNC, OPCODE_SUFFIXES
-from generator.layouts import ASYNC_BYTES, OperandTile, read_conflicts, write_conflicts
+from generator.layouts import ASYNC_BYTES, OperandTile, copy_conflicts, read_conflicts
 from generator.spec import DTYPE_BYTES, WMMA
 from hgemm.dtypes import VECTOR_BYTES
 from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
@@ -145,7 +145,8 @@ class MmaSyncPlan(Plan):
 
     @property
     def bank_conflicts(self) -> int:
-        return sum(read_conflicts(tile) + write_conflicts(tile) for tile in (self.a, self.b))
+        reads = read_conflicts(self.a) * self.warps_n + read_conflicts(self.b) * self.warps_m
+        return reads + sum(copy_conflicts(tile, self.threads) for tile in (self.a, self.b))
 
     # ---- Epilogue ---------------------------------------------------------------------------------------------------
 
