@@ -614,7 +614,8 @@ def test_the_code_of_the_documentation_compiles(paper_export: Path, tmp_path: Pa
         includes = ["#include <stdio.h>", *(line for line in lines if line.startswith("#"))]
         body = [line for line in lines if not line.startswith("#")]
         head = "int call(void *x, void *w, void *bias, void *residual, void *y, void *stream) {"
-        unused = "(void)x, (void)w, (void)bias, (void)residual, (void)y, (void)stream;\nreturn 0;\n}\nint main(void) { return 0; }\n"
+        unused = "(void)x, (void)w, (void)bias, (void)residual, (void)y, (void)stream;"
+        unused += "\nreturn 0;\n}\nint main(void) { return 0; }\n"
         source = tmp_path / f"snippet{number}.c"
         source.write_text("\n".join([*includes, head, *body, unused]))
         built(source, tmp_path / f"snippet{number}", paper_export, "-std=c99", "-pedantic")
