@@ -241,7 +241,9 @@ _MAX_ERROR = 1e39
 """A limit that the difference of any two finite float32 numbers meets."""
 PROVED = {
     "mma_per_k_tile": _COUNT.about("Tensor instructions per warp (wgmma: per warpgroup) and k-tile."),
-    "bank_conflicts": _COUNT.about("Bank conflicts of a k-tile, copies and reads of all warps, that the layout predicts."),
+    "bank_conflicts": _COUNT.about(
+        "Bank conflicts of a k-tile, copies and reads of all warps, that the layout predicts."
+    ),
     "mma_between_stores": _COUNT.about("Minimum of tensor instructions between two stores to shared memory, in SASS."),
     "races": _COUNT.about("Pairs of conflicting accesses that nothing orders."),
     "seed": _COUNT.about("Seed of the random choices of the run."),
