@@ -128,7 +128,8 @@ def _raster(tile: Tile) -> Raster:
 def _with_most_stages(fields: Request, choice: Request) -> Plan:
     """Return the plan of a choice with as many stages as fit, or one less for D, unless the request sets them."""
     spec = Spec(**{**_PLACEHOLDERS, "stages": STAGES[0], **fields, **choice})
-    plan = Plan(spec).replace(**{name: value for name, value in Plan(spec).fixed_fields.items() if name not in fields})
+    fixed = {name: value for name, value in Plan(spec).fixed_fields.items() if name not in fields}
+    plan = Plan(spec.replace(**fixed))  # no fixed field depends on another one
     fitting = min(MAX_STAGES, plan.max_smem_bytes // max(1, plan.stage_bytes))  # an upper bound
     deeper = () if "stages" in fields else range(fitting, STAGES[0], -1)
     more = (Plan(plan.spec.replace(stages=stages)) for stages in deeper)  # no fixed field depends on stages
