@@ -27,7 +27,7 @@ from generator.build.emit import EmittedKernel
 from generator.build.pipeline import BuildOptions, BuildResult, Outcome, Prepared, Settings, make, planned_sections
 from generator.build.toolchain import templates_folder
 from generator.cli.main import generate_command, hgemm_command, main
-from generator.proof.executor import Executable, HostCompiler, HostToolchain, NoCompiler, find_compiler
+from generator.proof.executor import Executable, HostCompiler, HostToolchain, NoCompiler, cache_folder, find_compiler
 from generator.proof.jobs import ProofSource, Prover, check_here, request_of
 from generator.proof.proving import Subject
 from generator.store.library import Library
@@ -139,6 +139,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
+@pytest.fixture(scope="session", autouse=True)
+def caches_of_a_run(shared: Path) -> None:
+    """Give a run of the tests, and the processes that it starts, caches of their own: of kernels for the CPU, and of objects."""
+    os.environ["HGEMM_CACHE_DIR"] = str(shared / "cache")
+    os.environ["FAST_CC_OBJECTS"] = str(shared / "objects")
+
+
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     """Have the first process that wants a folder, or a file, make it, while others wait; what fails half way is made again."""
     with FileLock(f"{folder}.lock"):
@@ -171,7 +178,7 @@ def builds_once(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def host_toolchain(host_compiler: HostCompiler, shared: Path) -> HostToolchain:
     """The toolchain that builds kernels for the CPU. All processes of a test run share its cache."""
-    made = HostToolchain(host_compiler, templates_folder(), shared / "cache" / "executor")
+    made = HostToolchain(host_compiler, templates_folder(), cache_folder(os.environ))
     with FileLock(shared / "executor.lock"):
         made.executor()
     return made

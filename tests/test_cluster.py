@@ -123,10 +123,7 @@ def test_failed_compilation_keeps_its_source_and_log(settings: Settings, monkeyp
     assert (settings.library.folder / "failed" / "hgemm_bad" / "kernel.cu").read_text() == "text"
 
 
-def test_generate_has_a_cluster_build_and_prove(
-    address: str, tmp_path: Path, host_toolchain: HostToolchain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HGEMM_CACHE_DIR", str(host_toolchain.cache.parent))
+def test_generate_has_a_cluster_build_and_prove(address: str, tmp_path: Path, host_toolchain: HostToolchain) -> None:
     words = ["--arch", "sm_80", "--tile", "32x32x16", "--stages", "2,3", "--library", tmp_path / "library"]
     done = call("generate", *words, "--executor", "dask", "--address", address, "--verify", "emulate", "--json")
     assert done.returncode == 0, done.stderr

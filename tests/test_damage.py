@@ -16,7 +16,7 @@ from pathlib import Path
 
 import measured
 import pytest
-from exports import export_paper, loaded, need_compiler
+from exports import FAST_CC, export_paper, loaded
 from record_mutations import judge, mutated, record_of, sound_records
 from records import make_artefacts, make_record
 from test_export_select import NO_KERNEL, drawn, in_c
@@ -238,7 +238,7 @@ def test_zeroed_dispatch_tables_never_divide_by_zero(tmp_path: Path) -> None:
         words[names.index(name)] = "0"
         lines[at] = ", ".join(words)
     table.write_text("\n".join(lines))
-    build(folder, "hgemm", need_compiler())
+    build(folder, "hgemm", FAST_CC)
     status, choice = in_c(
         loaded(folder),
         Target.typical("sm_89"),

@@ -85,10 +85,7 @@ def test_kernels_that_fail_are_an_error_with_the_others(tmp_path: Path, monkeypa
     assert caught.value.failed == {"hgemm_one": "hgemm_one does not compile"} and caught.value.kernels == []
 
 
-def test_kernels_are_checked_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_toolchain: HostToolchain
-) -> None:
-    monkeypatch.setenv("HGEMM_CACHE_DIR", str(host_toolchain.cache.parent))
+def test_kernels_are_checked_on_the_cpu(tmp_path: Path, host_toolchain: HostToolchain) -> None:
     (kernel,) = hgemm.generate(SMALL, library=tmp_path, jobs=1)
     seen: list[hgemm.Verified] = []
     (result,) = hgemm.verify(kernel, library=tmp_path, shapes="33x17x20", jobs=1, progress=seen.append)

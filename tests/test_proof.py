@@ -95,13 +95,6 @@ def request(
     return replace(request_of(host_toolchain, ptx, text.record), **others)
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Commands use the cache of the tests, not the user's."""
-    if "host_toolchain" in request.fixturenames:
-        monkeypatch.setenv("HGEMM_CACHE_DIR", str(request.getfixturevalue("host_toolchain").cache.parent))
-
-
 @pytest.fixture
 def library(small_library: Library, tmp_path: Path) -> Library:
     """One kernel of the shared library, to be written to."""

@@ -156,8 +156,7 @@ def test_a_wrong_result_names_the_element(check):
     assert "y[0] is" in found["reason"] and "64 of 64 elements are wrong" in found["reason"]
 
 
-def test_sanitize_reports_findings_and_sets_the_exit_status(tmp_path, capsys, monkeypatch, host_toolchain):
-    monkeypatch.setenv("HGEMM_CACHE_DIR", str(host_toolchain.cache.parent))
+def test_sanitize_reports_findings_and_sets_the_exit_status(tmp_path, capsys, host_toolchain):
     (tmp_path / "mirror.ptx").write_text(MIRROR)
     (tmp_path / "mirror.toml").write_text(LAUNCH.format(fault=2))
     status, out, err = hgemm(capsys, "sanitize", tmp_path / "mirror.ptx", "--schedules", "1", "--json")
