@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT, call
+from exports import FAST_CC
 
 from generator.proof.executor import HostToolchain
 
@@ -67,7 +68,7 @@ def test_example_job_runs(tmp_path: Path, host_toolchain: HostToolchain) -> None
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
         [sys.executable, jobs / "run_here.py", tmp_path / "ci"],
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "CC": FAST_CC},
         capture_output=True,
         text=True,
         timeout=600,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -84,7 +85,7 @@ def supports(arch: Arch) -> bool:
     return arch.has_tma
 
 
-@rule(lambda plan: [*on_cp_async(plan), *common.nearest_archs(supports, plan)])
+@rule(lambda plan: itertools.chain(on_cp_async(plan), common.nearest_archs(supports, plan)))
 def family(plan: Plan) -> str | None:
     if supports(ARCHS[plan.spec.arch]):
         return None

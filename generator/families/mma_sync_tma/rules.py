@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 
@@ -30,7 +31,7 @@ def supports(arch: Arch) -> bool:
     return arch.has_tma
 
 
-@rule(lambda plan: [*on_mma_sync(plan), *common.nearest_archs(supports, plan)])
+@rule(lambda plan: itertools.chain(on_mma_sync(plan), common.nearest_archs(supports, plan)))
 def family(plan: Plan) -> str | None:
     return None if supports(ARCHS[plan.spec.arch]) else f"copy is tma; {plan.spec.arch} has no TMA"
 
