@@ -6,7 +6,7 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.cli.options import SIZE, filter_options, json_option, kind_from, kind_options, library_option
-from generator.cli.output import note_incomplete, note_left_out
+from generator.cli.output import OnOutcome, note_incomplete, note_left_out, progress
 from generator.errors import HgemmError, ProofError, RequestError, unknown_word
 from generator.export.c_library import ExportOptions, compiler_failure, export
 from generator.export.selection import (
@@ -295,8 +295,7 @@ def cover_command(
             before = None
             # Again: with --no-fallback, problems that fall back to a new kernel on mma.sync are further holes.
             while (found := find()) and found != before:
-                for symbol in close_holes(found, Settings(Library(library), templates_folder()), cores()):
-                    click.echo(f"added {symbol}", err=True)
+                close_holes(found, Settings(Library(library), templates_folder()), cores(), _shown)
                 before = found
     if as_json:
         click.echo(json.dumps([hole.to_dict() for hole in found], indent=1))
@@ -309,6 +308,10 @@ def cover_command(
     if found and not add:
         click.echo("hgemm: to build the kernels that close these holes, add --add", err=True)
     ctx.exit(int(bool(found)))
+
+
+def _shown(total: int) -> AbstractContextManager[OnOutcome]:
+    return progress(total, False, min(total, cores()))
 
 
 def _words(text: str) -> tuple[str, ...]:

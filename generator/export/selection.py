@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.build.pipeline import Settings, make
+from generator.build.pipeline import Outcome, Settings, make
 from generator.errors import LibraryError
 from generator.pack.growth import MAX_ATTEMPTS, best_plan
 from generator.spec import Spec, symbol_of
@@ -281,8 +281,13 @@ def _missing_sizes(selector: Selector, kind: Kind, beta: bool, missing: Collecti
         yield from (size for size in ROWS_OF_SIZE if size not in present)
 
 
-def close_holes(missing: Sequence[Hole], settings: Settings, processes: int) -> Iterator[str]:
-    """Build the kernels that close holes, and yield their symbols.
+def close_holes(
+    missing: Sequence[Hole],
+    settings: Settings,
+    processes: int,
+    shown: Callable[[int], AbstractContextManager[Callable[[Outcome], None]]],
+) -> None:
+    """Build the kernels that close holes. `shown` takes the number of kernels of an attempt, and then each outcome.
 
     Each hole gets one kernel that supports all of its problems, and for aligned operands the best kernel of each size that is
     missing. One that does not build is replaced by the next best.
@@ -300,11 +305,12 @@ def close_holes(missing: Sequence[Hole], settings: Settings, processes: int) -> 
         if not plans:
             return
         failed_before = len(failed)
-        with closing(make([*plans.values()], settings, min(len(plans), processes))) as made:
+        made = make([*plans.values()], settings, min(len(plans), processes))
+        with shown(len(plans)) as show, closing(made):
             for _, outcome in made:
+                show(outcome)
                 if outcome.record:
                     done.add(outcome.symbol)
-                    yield outcome.symbol
                 elif attempt + 1 == MAX_ATTEMPTS or plans[outcome.symbol] in required:
                     raise LibraryError(f"cannot build a kernel that closes a hole: {outcome.error}")
                 else:
