@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,10 @@ def test_kernels_are_checked_on_the_cpu(tmp_path: Path, host_toolchain: HostTool
     assert result.passed and result.symbol == kernel.symbol and result.cases and 0 < result.worst_ratio <= 1
     assert seen == [result] and not result.reused
     assert hgemm.verify([], library=tmp_path) == []
+    damaged = shutil.copytree(tmp_path / kernel.symbol, tmp_path / "hgemm_damaged")
+    (damaged / "record.json").write_text("{")
+    with pytest.raises(LibraryError, match="hgemm_damaged/record.json"):
+        hgemm.verify(library=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ from hgemm.disk import require_writable
 from hgemm.dispatch_table import default_options, kind_of, row_of, with_default_raster
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.kernel import Kernel
-from hgemm.library import read_usable_records, scan
 from hgemm.options import FILE, SEED, FiniteRange
 from hgemm.problem import LaunchOptions, parse_raster
 from hgemm.selection_query import SelectionQuery, Target
@@ -330,9 +329,9 @@ def verify_command(
     opened = Library(library)
     note_left_out(opened, KernelFilter(**filters), symbols)
     chosen = choose(opened, symbols, KernelFilter(**filters))
-    if not (symbols or filters["kernels"]):  # a damaged record is no row, and an unchecked kernel is no success
+    if not (symbols or filters["kernels"]):
         note_incomplete(library)
-        read_usable_records(library, scan(library).keys() - {str(row["symbol"]) for row in opened.rows()})
+        opened.reject_damaged()
     line, summary = outcome_line, outcome_summary
     if emulate:
         found = _emulated(opened, chosen, shapes, seed, jobs, timeout, trust, force)

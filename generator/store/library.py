@@ -46,6 +46,7 @@ from hgemm.library import (
     UnusableKernelError,
     check_symbol,
     read_stored,
+    read_usable_records,
     require_library,
     scan,
     stamp_of,
@@ -211,6 +212,10 @@ class Library:
     def _scan_rows(self, where: Node) -> list[dict[str, Scalar]]:
         flats = (record.flat() for record in self._read(scan(self.folder)))
         return [flat for flat in flats if matches(where, flat)]
+
+    def reject_damaged(self) -> None:
+        """Raise LibraryError if a record is damaged. `rows` skips it, but a kernel that nothing checks is no success."""
+        read_usable_records(self.folder, scan(self.folder).keys() - {str(row["symbol"]) for row in self.rows()})
 
     def records(self, where: Node = EVERYTHING) -> Iterator[Record]:
         """Yield the records that meet a condition, read from their folders and checked."""
