@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,17 @@ from hgemm.selection_query import SelectionQuery, Target
 
 H100 = Target.typical("sm_90")
 WORKSPACE_BYTES = 34 << 20
-RECORDS = {record["symbol"]: record for record in catalog_records()}
-SELECTORS = {name: Selector(catalog_table(), Target.typical(name)) for name in ("sm_75", "sm_80", "sm_90", "sm_120")}
+
+
+@cache
+def records_by_symbol() -> dict[str, dict[str, Any]]:
+    return {record["symbol"]: record for record in catalog_records()}
+
+
+@cache
+def selector_of(arch: str) -> Selector:
+    """Return a selector of the whole catalog."""
+    return Selector(catalog_table(), Target.typical(arch))
 
 
 def invariant(m: int, n: int, k: int, kind: Kind = Kind(), batch: int = 1, **fields: Any) -> SelectionQuery:  # noqa: B008
@@ -57,7 +67,7 @@ def order_of_launch(choice: Choice, k: int) -> tuple[str, tuple[int, ...]]:
 
     Source: the kernel's record, and k_range of templates/common/scheduler.cuh.
     """
-    record, row = RECORDS[choice.symbol], choice.row
+    record, row = records_by_symbol()[choice.symbol], choice.row
     splits = choice.options.splits if row.decides_splits else row.splits
     assert splits == 1 or row.serial_parts or not (choice.options and choice.options.whole_tiles)
     each, longer = divmod(-(-k // row.tile_k), splits)
@@ -107,7 +117,7 @@ def test_all_rows_and_batches_have_one_order(
     cublas_order: bool,
 ) -> None:
     more = {"workspace_bytes": workspace_bytes, "cublas_order": cublas_order, "beta": beta}
-    found = [SELECTORS[name].find(invariant(m, n, k, kind, batch, **more)) for m, batch in [(1, 1), *rows]]
+    found = [selector_of(name).find(invariant(m, n, k, kind, batch, **more)) for m, batch in [(1, 1), *rows]]
     if None in found:
         assert found == [None] * len(found)
         return
@@ -120,19 +130,21 @@ def test_all_rows_and_batches_have_one_order(
 
 def test_epilogues_do_not_change_the_order() -> None:
     for n, k in ((4096, 4096), (512, 16384)):
-        plain, added = (SELECTORS["sm_90"].find(invariant(64, n, k, beta=beta)) for beta in (False, True))
+        plain, added = (selector_of("sm_90").find(invariant(64, n, k, beta=beta)) for beta in (False, True))
         assert plain.order == added.order
 
 
 def test_the_workspace_does_not_change_the_order() -> None:
     for n, k in ((4096, 4096), (512, 16384), (1024, 8192)):
-        found = {SELECTORS["sm_90"].find(invariant(8, n, k, workspace_bytes=size)).order for size in (0, 2**20, 2**40)}
+        found = {
+            selector_of("sm_90").find(invariant(8, n, k, workspace_bytes=size)).order for size in (0, 2**20, 2**40)
+        }
         assert len(found) == 1
 
 
 def test_a_long_k_with_few_columns_is_split_for_every_m() -> None:
     splits = {
-        (n, k): {SELECTORS["sm_90"].find(invariant(m, n, k)).order.splits for m in (1, 3, 100, 8192)}
+        (n, k): {selector_of("sm_90").find(invariant(m, n, k)).order.splits for m in (1, 3, 100, 8192)}
         for n, k in ((4096, 4096), (28672, 4096), (256, 16384))
     }
     assert splits[4096, 4096] == splits[28672, 4096] == {1}
@@ -140,7 +152,7 @@ def test_a_long_k_with_few_columns_is_split_for_every_m() -> None:
 
 
 def test_with_many_rows_one_cta_adds_all_parts_of_a_tile() -> None:
-    few, *many = (SELECTORS["sm_90"].find(invariant(m, 512, 16384, workspace_bytes=0)) for m in (8, 4096, 8192))
+    few, *many = (selector_of("sm_90").find(invariant(m, 512, 16384, workspace_bytes=0)) for m in (8, 4096, 8192))
     assert few.order.splits > 1
     for choice, m in zip(many, (4096, 8192), strict=True):
         row, options = choice.row, choice.options
@@ -154,7 +166,7 @@ def test_order_costs_little_for_any_number_of_rows(n: int, k: int) -> None:
 
     Trees lower the estimate of some free launches, so the limit is 1.25. Measured nearby, 952x1024x7168 loses 5 %.
     """
-    selector = SELECTORS["sm_90"]
+    selector = selector_of("sm_90")
     for m in (1, 16, 100, 300, 1000, 2048, 3000, 8192):
         free, kept = (selector.find(replace(invariant(m, n, k), batch_invariant=flag)) for flag in (False, True))
         assert kept.clocks <= 1.25 * free.clocks
@@ -164,7 +176,7 @@ def test_many_rows_with_few_columns_are_split_in_one_round() -> None:
     """Split items would wait for partial sums in each round, so whole tiles add k in the same parts."""
     wholes = []
     for m in (2048, 4096, 8192):
-        choice = SELECTORS["sm_90"].find(invariant(m, 512, 16384))
+        choice = selector_of("sm_90").find(invariant(m, 512, 16384))
         row, options = choice.row, choice.options
         split = row.tiles(m, 512) - options.whole_tiles * row.cluster_m * row.cluster_n
         assert split * options.splits <= sms_used(row, H100)
@@ -173,7 +185,7 @@ def test_many_rows_with_few_columns_are_split_in_one_round() -> None:
 
 
 def test_without_kernels_that_split_k_nothing_is_split() -> None:
-    records = [record for record in RECORDS.values() if "split" not in record["spec"]["schedule"]]
+    records = [record for record in records_by_symbol().values() if "split" not in record["spec"]["schedule"]]
     selector = Selector(DispatchTable.of(records), H100)
     for m in (1, 64, 4096):
         choice = selector.find(invariant(m, 256, 16384))
@@ -181,15 +193,15 @@ def test_without_kernels_that_split_k_nothing_is_split() -> None:
 
 
 def test_k_of_0_has_no_order() -> None:
-    assert SELECTORS["sm_90"].find(invariant(16, 16, 0)).order is None
+    assert selector_of("sm_90").find(invariant(16, 16, 0)).order is None
 
 
 def test_the_order_of_cublas_is_preferred() -> None:
     wanted = replace(invariant(8, 256, 16384), cublas_order=True)
     for query in (wanted, replace(wanted, batch_invariant=False)):
-        assert SELECTORS["sm_90"].find(query).order.is_cublas
+        assert selector_of("sm_90").find(query).order.is_cublas
     turing = replace(invariant(8, 256, 16384), cublas_order=True, batch_invariant=False)
-    assert SELECTORS["sm_75"].find(turing) == SELECTORS["sm_75"].find(replace(turing, cublas_order=False))
+    assert selector_of("sm_75").find(turing) == selector_of("sm_75").find(replace(turing, cublas_order=False))
 
 
 def test_an_order_is_chosen_once_for_each_n_and_k(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +220,8 @@ def test_an_order_is_chosen_once_for_each_n_and_k(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("flags", [{"batch_invariant": True}, {"cublas_order": True}])
 def test_old_records_have_no_order(flags: dict[str, bool]) -> None:
     records = [
-        {name: value for name, value in record.items() if name != "accumulation_order"} for record in RECORDS.values()
+        {name: value for name, value in record.items() if name != "accumulation_order"}
+        for record in records_by_symbol().values()
     ]
     selector = Selector(DispatchTable.of(records), H100)
     query = replace(invariant(8, 64, 64), **{"batch_invariant": False, **flags})
@@ -222,7 +235,7 @@ def test_old_records_have_no_order(flags: dict[str, bool]) -> None:
 @pytest.mark.parametrize("m", [1, 64])
 def test_a_request_without_an_order_names_the_alignment_that_every_m_needs(m: int) -> None:
     """A single row of D needs no alignment, but rows of 4095 elements do."""
-    aligned = [record for record in RECORDS.values() if record["spec"]["align_d"] > 1]
+    aligned = [record for record in records_by_symbol().values() if record["spec"]["align_d"] > 1]
     selector = Selector(DispatchTable.of(aligned), H100)
     command = "generate --arch 90a --dtype f16 --layout tn --align-d 1 --schedule one_tile"
     with pytest.raises(UnsupportedError, match=f"more alignment .A, B and D have 8, 8 and 1 elements.*{command}"):
@@ -271,10 +284,10 @@ def test_one_row_has_the_layout_of_many_rows() -> None:
 
 def test_products_without_a_kernel_of_the_order_are_named() -> None:
     query = replace(invariant(64, 256, 16384), align_a=1, workspace_bytes=0)
-    choice = SELECTORS["sm_90"].find(replace(query, align_a=8))
+    choice = selector_of("sm_90").find(replace(query, align_a=8))
     assert choice.order.splits > 1
     with pytest.raises(UnsupportedError) as caught:
-        SELECTORS["sm_90"].choose(query)
+        selector_of("sm_90").choose(query)
     assert f"split_k_cluster:{choice.order.splits}" in str(caught.value) and "more alignment" in str(caught.value)
     assert str(choice.order) in str(caught.value)
 
@@ -360,13 +373,13 @@ def test_added_kernels_do_not_change_the_order(tmp_path: Path) -> None:
 
 def launches() -> Iterator[Choice]:
     for m in (1, 40, 700, 5000):
-        yield SELECTORS["sm_90"].find(invariant(m, 4096, 14336, Kind(bias="row")))
+        yield selector_of("sm_90").find(invariant(m, 4096, 14336, Kind(bias="row")))
 
 
 def test_launches_that_decide_splits_keep_the_order() -> None:
     decided = [choice for choice in launches() if choice.row.decides_splits]
     assert decided and {choice.options.splits for choice in decided} == {1}
-    free = SELECTORS["sm_90"].find(replace(invariant(40, 512, 16384), batch_invariant=False))
+    free = selector_of("sm_90").find(replace(invariant(40, 512, 16384), batch_invariant=False))
     assert free.row.splits > 1 or free.options != LaunchOptions(1)
 
 

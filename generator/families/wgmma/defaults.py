@@ -66,10 +66,11 @@ def resolve(request: Request) -> Spec:
     size = DTYPE_BYTES[fields["dtype_a"]]
     planned = [replace(tile, k=tile.k * DTYPE_BYTES["f16"] // size) for tile in TILES]
     tiles = [fields["cta_tile"]] if "cta_tile" in fields else planned
-    first, *others = (choice for tile in tiles for choice in distinct(_choices(fields, tile)))
-    plan = _with_most_stages(fields, first)
-    plans = itertools.chain([plan], (_with_most_stages(fields, choice) for choice in others))
-    return next((legal for legal in plans if not any(rule.check(legal) for rule in RULES)), plan).spec
+    choices = (choice for tile in tiles for choice in distinct(_choices(fields, tile)))
+    plans = (_with_most_stages(fields, choice) for choice in choices)
+    first = next(plans)
+    legal = (plan for plan in itertools.chain([first], plans) if not any(rule.check(plan) for rule in RULES))
+    return next(legal, first).spec
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
