@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 from conftest import ROOT, SMALL, hgemm, start
 
 from generator import __version__
+from generator.build import pipeline
 from generator.build.pipeline import Outcome
 from generator.cli import main as cli
 from generator.cli import output as progress_module
@@ -58,7 +60,10 @@ SPILLING = {"arch": "sm_90a", "layout": "tn", "acc": "f16", "tile": "192x208x64"
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("builds_once")
-def test_a_kernel_that_spills_is_replaced_unless_every_field_is_set(capsys, tmp_path: Path) -> None:
+def test_a_kernel_that_spills_is_replaced_unless_every_field_is_set(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "compile_kernel", cache(pipeline.compile_kernel))  # the spilling one takes 2 s
     words = [word for name, text in SPILLING.items() for word in ("--" + name, text)]
     library = ["-q", "--library", tmp_path]
     status, out, err = generate(capsys, *words, *library)

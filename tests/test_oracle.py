@@ -22,7 +22,7 @@ from generator.errors import BuildError
 from generator.families import expectation_of
 from generator.families.base import Plan
 from generator.layouts import read_conflicts
-from generator.planner import plan_of, resolve, violations
+from generator.planner import broken_rules, plan_of, resolve, violations
 from generator.spec import parse_field, symbol_of
 
 SEED = 20
@@ -102,7 +102,7 @@ def drawn(rejected: bool, count: int, **fields: str) -> list[Plan]:
     found: list[Plan] = []
     while len(found) < count:
         plan = draw(source, **fields)
-        if bool(violations(plan)) == rejected:
+        if bool(broken_rules(plan)) == rejected:
             found.append(plan)
     return found
 
