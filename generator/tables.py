@@ -84,7 +84,8 @@ class Fitted:
     def note(self, names: Collection[str], fix: str) -> str:
         """Return a line about those of these columns that did not fit; empty if there are none."""
         missing = [name for name in self.left_out if name in names]
-        return f"the table has no room for {', '.join(missing)}: {fix}" if missing else ""
+        columns = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        return f"the table has no room for the {columns}: {fix}" if missing else ""
 
 
 def line_width() -> int:

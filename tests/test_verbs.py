@@ -236,7 +236,7 @@ def test_a_table_fits_a_line_with_the_symbol_last() -> None:
     narrow = fitted(rows, ["a"], ["c", "b"], 32)
     assert narrow.text.split() == ["a", "b", "symbol", "xxxx", "12", "hgemm_sm89_tn_7f3a91c2"]
     assert (
-        narrow.note(["c"], "use --columns") == "the table has no room for c: use --columns"
+        narrow.note(["c"], "use --columns") == "the table has no room for the column c: use --columns"
         and narrow.note(["b"], "use --columns") == ""
     )
     short = fitted(rows, ["a", "c"], ["b"], 35)
