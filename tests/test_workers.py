@@ -226,6 +226,7 @@ def test_batches_are_few_and_use_every_worker(count: int, processes: int) -> Non
     batches = _batches(count, processes)
     assert [place for batch in batches for place in batch] == list(range(count))
     assert max(map(len, batches)) <= 8 and len(batches) >= min(count, 2 * processes)
+    assert {len(batch) for batch in batches[:processes]} == {1}  # the first results come soon
 
 
 def test_single_worker_inspects_full_batches() -> None:

@@ -104,10 +104,15 @@ def run(
 
 
 def _batches(count: int, width: int, max_batch: int = MAX_BATCH) -> list[list[int]]:
-    """Split the places into batches. Long batches share an inspection; short ones keep all workers busy until the end."""
+    """Split the places into batches. Long batches share an inspection; short ones keep all workers busy until the end.
+
+    Each of several workers begins with one item, so that the first results, and with them the progress, come soon.
+    """
     share = count // (2 * width) if width > 1 else count
     size = max(1, min(max_batch, share))
-    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+    alone = width if width > 1 and size > 1 else 0
+    longer = (list(range(start, min(start + size, count))) for start in range(alone, count, size))
+    return [*([place] for place in range(alone)), *longer]
 
 
 # ---- A pool of processes on this machine -----------------------------------------------------------------------------
