@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -18,7 +19,7 @@ from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.cli.options import SIZE, filter_options, json_option, kind_from, kind_options, library_option
-from generator.cli.output import OnOutcome, note_incomplete, note_left_out, progress
+from generator.cli.output import OnOutcome, note_incomplete, note_left_out, planning, progress
 from generator.errors import HgemmError, ProofError, RequestError, unknown_word
 from generator.export.c_library import ExportOptions, compiler_failure, export
 from generator.export.selection import (
@@ -295,7 +296,8 @@ def cover_command(
             before = None
             # Again: with --no-fallback, problems that fall back to a new kernel on mma.sync are further holes.
             while (found := find()) and found != before:
-                close_holes(found, Settings(Library(library), templates_folder()), cores(), _shown)
+                settings = Settings(Library(library), templates_folder())
+                close_holes(found, settings, cores(), partial(planning, False), _building)
                 before = found
     if as_json:
         click.echo(json.dumps([hole.to_dict() for hole in found], indent=1))
@@ -310,7 +312,7 @@ def cover_command(
     ctx.exit(int(bool(found)))
 
 
-def _shown(total: int) -> AbstractContextManager[OnOutcome]:
+def _building(total: int) -> AbstractContextManager[OnOutcome]:
     return progress(total, False, min(total, cores()))
 
 

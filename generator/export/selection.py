@@ -285,9 +285,13 @@ def close_holes(
     missing: Sequence[Hole],
     settings: Settings,
     processes: int,
-    shown: Callable[[int], AbstractContextManager[Callable[[Outcome], None]]],
+    planning: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
+    building: Callable[[int], AbstractContextManager[Callable[[Outcome], None]]],
 ) -> None:
-    """Build the kernels that close holes. `shown` takes the number of kernels of an attempt, and then each outcome.
+    """Build the kernels that close holes.
+
+    `planning` is told the number of planned kernels and their total. `building` takes the number of kernels of an attempt, and is
+    told each outcome.
 
     Each hole gets one kernel that supports all of its problems, and for aligned operands the best kernel of each size that is
     missing. One that does not build is replaced by the next best.
@@ -299,14 +303,18 @@ def close_holes(
     failed: list[Spec] = []
     done: set[str] = set()
     for attempt in range(MAX_ATTEMPTS):
-        best = [best_plan(query, target, size, failed) for target, query, size in wanted]
+        best = []
+        with planning() as planned:
+            for target, query, size in wanted:
+                best.append(best_plan(query, target, size, failed))
+                planned(len(best), len(wanted))
         plans = {symbol_of(plan.spec): plan for plan in (*required, *best) if plan}
         plans = {symbol: plan for symbol, plan in plans.items() if symbol not in done}
         if not plans:
             return
         failed_before = len(failed)
         made = make([*plans.values()], settings, min(len(plans), processes))
-        with shown(len(plans)) as show, closing(made):
+        with building(len(plans)) as show, closing(made):
             for _, outcome in made:
                 show(outcome)
                 if outcome.record:
