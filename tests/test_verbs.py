@@ -626,7 +626,7 @@ def test_run_passes_the_order_of_tiles_that_select_prints(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hgemm_*"], "3 kernels: write"),
+        (["hgemm_*"], "3 kernels: narrow"),
         (["hgemm_good", "--beta", "1"], "hgemm_good does not add beta"),
         (["hgemm_good", "--alpha", "nan"], "alpha and beta must be finite"),
         (["hgemm_good", "--splits", "2"], "hgemm_good has its own schedule: omit --splits"),
