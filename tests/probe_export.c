@@ -182,11 +182,11 @@ static int maps(void) {
 
 static int edges(void) {
   hgemm_handle *handle;
-  hgemm_problem p = product(200, 1000, 512);
+  hgemm_problem p = product(200, 2000, 512);
   p.layout = HGEMM_NT;
   if (hgemm_create(&handle, 0) != HGEMM_OK) return 1;
   for (p.lda = 200; p.lda <= 208; p.lda += 8) {
-    p.ldb = p.lda + 800;
+    p.ldb = p.lda + 1800;
     if (hgemm_run(handle, &p, NULL) != HGEMM_OK) return 2;
   }
   hgemm_destroy(handle);

@@ -358,12 +358,11 @@ def test_edge_maps_are_encoded_as_python_encodes_them(
     done = run(probe, "edges", FAKE_LAZY="1", FAKE_LOG=str(tmp_path / "log"), **asked, **cuda)
     assert done.returncode == 0, done.stdout + done.stderr
     log = (tmp_path / "log").read_text()
-    (symbol, again) = re.findall(r"^launch (\w+)", log, re.MULTILINE)
-    traits = LaunchTraits.of(paper_library.load(symbol).record.data)
-    assert again == symbol and traits.map_count == 7
     expected = []
-    for lda in (200, 208):
-        given = Problem(200, 1000, 512, lda=lda, ldb=lda + 800, ldd=1000)
+    for lda, symbol in zip((200, 208), re.findall(r"^launch (\w+)", log, re.MULTILINE), strict=True):
+        traits = LaunchTraits.of(paper_library.load(symbol).record.data)
+        assert traits.map_count == 7
+        given = Problem(200, 2000, 512, lda=lda, ldb=lda + 1800, ldd=2000)
         maps = [one for of in operand_maps(traits, matrices(given, traits)).values() for one in of if one]
         for one in maps:
             told = MapDescription.of(one.rule, one.extents, one.strides, overlaps=not rejects_overlap)
