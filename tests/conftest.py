@@ -45,14 +45,6 @@ SMALL = {"arch": "sm_80", "tile": "32x32x16", "stages": "2"}
 """A spec that compiles fast."""
 
 
-SLOW_FILES = frozenset(
-    "test_accumulation_order test_blas test_catalog test_ci_example test_cli test_cluster test_cute_form test_damage "
-    "test_epilogue test_executor test_export test_export_select test_mma_sync test_mutations test_oracle test_pack "
-    "test_pipeline test_planner test_report test_site test_stream_k test_templates test_tf32 test_tune test_wgmma_build".split()
-)
-"""Files with tests that take 3 s or more. They start first, so that no process works alone at the end."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", metavar="SEED", default="", help="run only a part of the tests marked `sampled`")
     parser.addoption("--since", metavar="COMMIT", default="", help="with --sample, also run those that COMMIT lacks")
@@ -84,13 +76,19 @@ def left_out(items: Iterable[pytest.Item], seed: str, changed: Collection[str]) 
     return {item for (_, n), cases in tests.items() for item in cases[-(-len(cases) // n) :]}
 
 
+def seconds_of(item: pytest.Item) -> float:
+    """Return the seconds that the mark `slow` names, 1 if it names none, and 0 without it."""
+    mark = item.get_closest_marker("slow")
+    return mark.kwargs.get("seconds", 1) if mark else 0
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if seed := config.getoption("sample"):
         missing = left_out(items, seed, changed_paths(config.getoption("since")))
         config.hook.pytest_deselected(items=[*missing])
         items[:] = [item for item in items if item not in missing]
-    items.sort(key=lambda item: item.path.stem not in SLOW_FILES)
+    items.sort(key=seconds_of, reverse=True)  # so that no process works alone at the end
     reason = _no_gpu()
     for item in items:
         if reason and item.get_closest_marker("gpu"):

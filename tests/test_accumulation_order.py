@@ -182,7 +182,7 @@ def product_bytes(traits: LaunchTraits, executable: Executable, shape: Shape, sp
     return np.ascontiguousarray(decode(found, traits.dtype_d)).tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=8)
 def test_kernels_have_the_same_bits_if_and_only_if_they_have_the_same_order(o0_toolchain: HostToolchain):
     bits, names = defaultdict(set), defaultdict(list)
     for name, options in KERNELS.items():

@@ -282,7 +282,7 @@ IN_MMA_SYNC = {"tile": "32x32x32", "layout": "nn", "stages": "3", "align_b": "4"
 ON_TURING = {"arch": "sm_75", "tile": "32x32x32", "layout": "nt", "align_a": "2", "align_b": "1", "bias": "column"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("texts", "instruction", "conflicts"),

@@ -308,7 +308,7 @@ print("clean")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=12)
 def test_sanitizers_find_nothing_in_the_executor(host_toolchain: HostToolchain) -> None:
     """Address and undefined behaviour, over all rules kept and broken: fibers that end, and those that never do."""
     flags = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

@@ -140,7 +140,7 @@ def test_drawn_specs_compile_as_planned(at: int, fields: dict[str, str]) -> None
     assert_compiles_as_planned(drawn(False, at + 1, **fields)[at])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, REJECTED, PART))
 def test_specs_rejected_for_registers_spill(first: int) -> None:
