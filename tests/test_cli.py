@@ -201,10 +201,11 @@ def test_sweep_skips_and_counts_illegal_combinations(capsys, tmp_path: Path) -> 
     assert status == 0 and len(out.splitlines()) == 2
     assert err.startswith("generate: 1 of 2 combinations is illegal and skipped (violated rules: shared_memory 1")
     assert err.endswith("); --explain shows the reasons\n")
-    status, out, err = generate(capsys, *arguments, "--require-legal")
-    assert status == 2 and out == ""
-    assert err.startswith("generate: error: 1 of 2 combinations is illegal (violated rules: shared_memory 1")
-    assert "; the first:\nsm_89 256x256x64 is illegal" in err
+    for more in ([], ["--explain"]):
+        status, out, err = generate(capsys, *arguments, "--require-legal", *more)
+        assert status == 2 and out == ""
+        assert err.startswith("generate: error: 1 of 2 combinations is illegal (violated rules: shared_memory 1")
+        assert "; the first:\nsm_89 256x256x64 is illegal" in err
     assert generate(capsys, "--arch", "89", "--tile", "32x32x16", *arguments[4:], "--require-legal")[0] == 0
 
 

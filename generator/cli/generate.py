@@ -45,12 +45,12 @@ def run(options: dict[str, Any]) -> int:
     """
     worker_pool, asked = _worker_pool(options), requested(options)
     shard = Shard.parse(options["shard"])
+    if options["require_legal"]:
+        asked.reject_illegal()
     if options["explain"]:
         if shard.count > 1:
             raise RequestError("--explain shows every combination: remove --shard")
         return print_explanations(asked, options["as_json"])
-    if options["require_legal"]:
-        asked.reject_illegal()
     asked.reject_empty()
     missing = {plan: reason for plan in asked.plans if (reason := not_implemented(plan))}
     available = [plan for plan in asked.plans if plan not in missing]
