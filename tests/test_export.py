@@ -231,7 +231,7 @@ def test_the_command_notes_folders_without_a_record(small_library: Library, tmp_
     lost = sorted(path.parent for path in folder.glob("*/record.json"))[0]
     (lost / "record.json").unlink()
     done = call("hgemm", "export", "--library", folder, "--to", tmp_path / "export", "--cc", "absent")
-    assert f"1 folder of {folder} has no record.json, such as {lost.name}: generate it again" in done.stderr
+    assert f"1 folder of {folder} has no record.json, such as {lost.name}: build it again" in done.stderr
 
 
 # ---- Size -----------------------------------------------------------------------------------------------------------

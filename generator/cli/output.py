@@ -215,7 +215,7 @@ def note_incomplete(library: Path) -> None:
         has, it = ("have", "them") if len(incomplete) > 1 else ("has", "it")
         click.echo(
             f"hgemm: {counted(len(incomplete), 'folder')} of {library} {has} no {RECORD_NAME}, such as {incomplete[0]}: "
-            f"generate {it} again",
+            f"build {it} again",
             err=True,
         )
 
