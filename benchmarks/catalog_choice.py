@@ -407,7 +407,7 @@ def estimated_times(specs: Mapping[str, Mapping[str, Any]], count: int, seed: in
 @click.option(
     "--to",
     type=click.Path(path_type=Path),
-    help="Write the kernels chosen from all problems as those of a spec file.",
+    help="Write the kernels chosen from all problems to this spec file.",
 )
 def choose(files: Sequence[Path], mean: float, worst: float, estimated: int, seed: int, to: Path | None) -> None:
     """Choose kernels on half of the problems, and report their losses on the other half.
