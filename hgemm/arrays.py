@@ -172,7 +172,10 @@ def _from_dlpack(array: Any, name: str) -> View:
 def _exporting(array: Any, ordinal: int) -> AbstractContextManager[Any]:
     """Return a context that makes a GPU torch's current one if the array is torch's: it exports no tensor of another GPU."""
     torch = sys.modules.get("torch")
-    return torch.cuda.device(ordinal) if torch and "torch" in _packages(type(array)) else nullcontext()
+    if not torch or "torch" not in _packages(type(array)) or torch.cuda.device_count() < 2:
+        return nullcontext()
+    context: AbstractContextManager[Any] = torch.cuda.device(ordinal)
+    return context
 
 
 # ---- __cuda_array_interface__ ----

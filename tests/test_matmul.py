@@ -327,6 +327,10 @@ class FakeCuda:
         yield
         cls.current = before
 
+    @staticmethod
+    def device_count() -> int:
+        return 2
+
 
 class FakeTorch:
     cuda = FakeCuda
