@@ -137,7 +137,8 @@ def explanations_text(explanations: Sequence[dict[str, Any]], width: int) -> tup
     rows = [_compared(one) for one in explanations]
     known = [name for name in _COMPARED if any(row[name] is not None for row in rows)]
     computed = [name for name in names if name == "epilogue"]
-    table = fitted(rows, ["legal", *epilogue.required_columns(names)], [*computed, *known, *names], width)
+    columns = [*computed, *known[:1], *names, *known[1:]]  # a narrow table keeps what tells its rows apart
+    table = fitted(rows, ["legal", *epilogue.required_columns(names)], columns, width)
     broken = "".join(
         f"{one['symbol']} is illegal:\n" + "".join(f"{line}\n" for line in _broken_lines(one))
         for one in explanations

@@ -177,9 +177,15 @@ def test_explain_of_several_combinations_is_a_table_with_the_broken_rules(capsys
     asked = ["--arch", "89", "--tile", "256x256x64,64x64x32", "--stages", "4", "--m", "512"]
     status, out, err = hgemm(capsys, "explain", *asked)
     table, _, broken = out.partition(" is illegal:\n")
-    assert status == 0 and "legal  predicted_us  ctas_per_sm" in table and len(out.splitlines()) < 10
+    assert status == 0 and "legal  predicted_us" in table and len(out.splitlines()) < 10
     assert broken.startswith("    shared_memory: tile 256x256x64 with 4 stages needs")
     assert "One combination is explained in full" in err
+
+
+def test_the_table_of_a_sweep_shows_in_which_fields_its_rows_differ(capsys) -> None:
+    asked = ["--arch", "90a", "--tile", "128x256x64", "--stages", "3", "--cluster", "1x1,2x1", "--raster", "row,column"]
+    table = hgemm(capsys, "explain", *asked, "--m", "4096")[1].splitlines()
+    assert {"predicted_us", "cluster", "raster"} <= {*table[0].split()} and len({*table}) == 5
 
 
 def test_the_catalog_of_one_gpu_counts_its_kernels(capsys, tmp_path: Path) -> None:
