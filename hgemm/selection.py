@@ -197,8 +197,7 @@ class Selector:
             alike = (one for one in survey.problems if one.straddles(query.kind) == (query.straddling > 0))
             similar = min(alike, key=lambda problem: distance(problem.point, query.point))
             return self._choice(best, match, query, order, NEAR, similar, factors[best])
-        rule = SHIPPED if self.table.rows[best].calibration == OF_KERNEL else ESTIMATED
-        return self._choice(best, match, query, order, rule)
+        return self._choice(best, match, query, order)
 
     def _was_measured(self, row: int, query: SelectionQuery, order: KOrder | None) -> bool:
         """Return whether the measured launch of a row had this order."""
@@ -294,11 +293,13 @@ class Selector:
         match: int,
         query: SelectionQuery,
         order: KOrder | None,
-        rule: int = ESTIMATED,
+        rule: int | None = None,
         nearest: SurveyPoint | None = None,
         factor: int = FACTOR_ONE,
     ) -> Choice:
         row = self.table.rows[at]
+        if rule is None:
+            rule = SHIPPED if row.calibration == OF_KERNEL else ESTIMATED
         options, were_measured = options_of(at, row, query, self.target, self.measured_options(query))
         if order and row.decides_splits and not (were_measured and has_order(options, row, order)):
             some = order_options(row, order, query, self.target)

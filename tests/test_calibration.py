@@ -190,7 +190,7 @@ def test_selection_names_the_basis_of_its_choice() -> None:
     selector = Selector(DispatchTable.of([record(), record(tile="64x128x64", consumers="1")]), H200)
     found = selected(selector, SelectionQuery(Kind(), 4096, 4096, 4096))
     assert found["rule"] == "shipped" and "measurements that ship with hgemm" in found["why"] and "H100" in found["why"]
-    assert selector.choose(SelectionQuery(Kind(), 4096, 4096, 4096)).rule == SHIPPED
+    assert {one.rule for one in selector.ranked(SelectionQuery(Kind(), 4096, 4096, 4096))} == {SHIPPED}
 
 
 # ---- The fit ----------------------------------------------------------------------------------------------------------
