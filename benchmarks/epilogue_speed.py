@@ -539,6 +539,8 @@ def main() -> None:
         return
     import torch
 
+    if not torch.cuda.is_available():
+        parser.error("torch finds no GPU here: --build-only builds the kernels")
     end = time.monotonic() + args.seconds
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
