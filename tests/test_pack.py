@@ -12,8 +12,7 @@ import pytest
 from conftest import hgemm
 from exports import FAST_CC, need_compiler
 
-from generator.build.pipeline import Outcome, Settings
-from generator.build.toolchain import templates_folder
+from generator.build.pipeline import Outcome
 from generator.errors import RequestError
 from generator.pack import kernels
 from generator.pack.kernels import (
@@ -26,11 +25,10 @@ from generator.pack.kernels import (
     choosers_of,
     compile_cost,
     dtypes_of,
-    pack,
+    pack_model,
 )
 from generator.pack.models import MODELS, Layer, distinct, model_of_module, model_of_sizes, read_model
 from generator.spec import symbol_of
-from generator.store.library import Library
 from generator.tuning import catalog_tiles, planned_record
 from hgemm.dispatch_table import OF_KERNEL, DispatchTable, clocks_of
 from hgemm.packed import read_pack
@@ -417,7 +415,8 @@ def test_packs_for_wgmma_choose_from_the_measured_kernels() -> None:
 def test_a_kernel_that_does_not_build_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    choosers = choosers_of(model_of_sizes("64x64"), ["sm_80"], ["f16"])
+    model = model_of_sizes("64x64")
+    choosers = choosers_of(model, ["sm_80"], ["f16"], rows=(1, 8192))
     first, reason = symbol_of(choosers[0].choose(1.0).plans[0].spec), "it spills. Try --tile 8x8x8."
 
     class Made:
@@ -430,11 +429,26 @@ def test_a_kernel_that_does_not_build_is_replaced(
             yield place, Outcome(symbol, "failed" if failed else "built", 1.0, None if failed else Made(), reason)
 
     monkeypatch.setattr(kernels, "make", make)
-    done = pack(choosers, Settings(Library(tmp_path), templates_folder()), 1.0)
-    assert done.dropped == {first: reason}
-    assert [(one.n, one.k, one.kind, one.rows) for one in read_pack(tmp_path)] == [(64, 64, Kind(), (1, 16384))]
+    lines: list[str] = []
+    done = pack_model(model, tmp_path, "80", max_loss=1.0, rows=(1, 8192), progress=lines.append)
+    assert done.dropped == {first: reason} and sum(line.endswith(f": failed {first}") for line in lines) == 1
+    assert {line.rpartition(" ")[2] for line in lines} == {first, *done.symbols}
+    assert [(one.n, one.k, one.kind, one.rows) for one in read_pack(tmp_path)] == [(64, 64, Kind(), (1, 8192))]
     assert first not in done.symbols and done.bytes == 110 * len(done.symbols)
-    words = ("--nk", "64x64", "--arch", "80", "--loss", "100", "--to", tmp_path, "--json", "--quiet")
+    words = (
+        "--nk",
+        "64x64",
+        "--arch",
+        "80",
+        "--rows",
+        "1:8192",
+        "--loss",
+        "100",
+        "--to",
+        tmp_path,
+        "--json",
+        "--quiet",
+    )
     status, _, err = hgemm(capsys, "pack", *words)
     assert status == 0 and f"{first} failed (it spills): other kernels replace it" in err
 

@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 
 import hgemm.torch as hgemm_torch  # noqa: E402
 import hgemm.torch.layers as layers  # noqa: E402
+from generator.pack.models import model_of_module  # noqa: E402
 from hgemm.errors import UnsupportedError  # noqa: E402
 
 
@@ -94,6 +95,8 @@ def test_activations_are_fused_on_request(calls: list[str]) -> None:
     model = sequence(
         nn.GELU(), nn.ReLU(), shared, shared, nn.GELU("tanh"), nn.Tanh(), nn.LeakyReLU(), nn.LeakyReLU(0.5)
     )
+    words = [layer.activation for layer in model_of_module(model).layers]
+    assert words == ["gelu", "relu", "none", "none", "gelu", "none", "leaky_relu", "none", "none"]
     hooked = sequence(nn.ReLU())
     hooked[0].register_forward_hook(lambda *given: None)
     x = torch.randn(3, 4)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -450,17 +451,35 @@ def choosers_of(
 
 
 def pack_model(
-    model: Model, folder: Path, arch: str, dtype: str = "", max_loss: float = MAX_LOSS, invariant: bool = False
+    model: Model,
+    folder: Path,
+    arch: str,
+    dtype: str = "",
+    max_loss: float = MAX_LOSS,
+    invariant: bool = False,
+    rows: tuple[int, int] = ROWS,
+    progress: Callable[[str], object] | None = None,
 ) -> Pack:
     """Build the kernels of a model into the library in `folder`, in one process per core. This is `hgemm pack`.
 
     `arch` is a list such as sm_90a or 80,90a. `dtype` is the model's own if it is not given. `invariant` packs kernels that sum k
-    in one order.
+    in one order. `rows` are the fewest and the most rows of a call. `progress` is called with a line for each kernel.
     Raises: RequestError for an unknown architecture or type, LibraryError if the folder cannot be written.
     """
     settings = Settings(Library(folder), templates_folder())
-    choosers = choosers_of(model, parse_arch_list(arch), dtypes_of(model, dtype), invariant)
-    return pack(choosers, settings, max_loss, cores())
+    choosers = choosers_of(model, parse_arch_list(arch), dtypes_of(model, dtype), invariant, rows)
+
+    @contextmanager
+    def started(choices: Sequence[PackedKernels], total: int) -> Iterator[Callable[[Outcome], None]]:
+        done = count(1)
+
+        def tell(outcome: Outcome) -> None:
+            if progress:
+                progress(f"{next(done)} of {total}: {outcome.status} {outcome.symbol}")
+
+        yield tell
+
+    return pack(choosers, settings, max_loss, cores(), started)
 
 
 def dtypes_of(model: Model, asked: str = "") -> list[str]:

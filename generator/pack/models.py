@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -433,23 +434,35 @@ def model_of_sizes(text: str, layout: str = "tn", bias: bool = False, activation
 def model_of_module(module: Any, name: str = "") -> Model:
     """Return the linear layers of a torch module, by its named_modules: torch.nn.Linear, and the Conv1D of transformers.
 
-    A layer of hgemm.torch.Linear has its activation. The type is that of the first layer's weight.
+    A layer has the activation that `hgemm.torch.patch(module, fuse=True)` would fuse. A layer of hgemm.torch.Linear has its own.
+    The type is that of the first layer's weight.
     Raises: RequestError if there is no such layer.
     """
-    layers, dtypes = [], []
+    layers, dtypes, activations = [], [], _activations_that_patch_fuses(module)
     for path, part in module.named_modules():
         weight = getattr(part, "weight", None)
         if getattr(weight, "ndim", 0) != 2:
             continue
         words = {base.__name__ for base in type(part).__mro__}
         bias, rows, columns = getattr(part, "bias", None) is not None, *map(int, weight.shape)
+        activation = getattr(part, "activation", activations.get(id(part), "none"))
         if "Linear" in words:
-            layers.append(Layer(path or "linear", rows, columns, bias, getattr(part, "activation", "none")))
+            layers.append(Layer(path or "linear", rows, columns, bias, activation))
         elif "Conv1D" in words:
-            layers.append(Layer(path or "conv1d", columns, rows, bias, layout=CONV1D_LAYOUT))
+            layers.append(Layer(path or "conv1d", columns, rows, bias, activation, CONV1D_LAYOUT))
         else:
             continue
         dtypes.append(str(weight.dtype).removeprefix("torch."))
     if not layers:
         raise RequestError(f"{type(module).__name__} has no torch.nn.Linear: pass a module that has one")
     return Model(name or type(module).__name__, tuple(layers), DTYPE_WORDS.get(dtypes[0], ""))
+
+
+def _activations_that_patch_fuses(module: Any) -> dict[int, str]:
+    """Return the activations that follow layers of a torch module, by the id of the layer."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(module, torch.nn.Module):
+        return {}
+    from hgemm.torch.layers import fusions_of  # needs torch
+
+    return {layer: word for layer, (_, word) in fusions_of(module, tanh_gelu=True).items()}

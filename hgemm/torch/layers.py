@@ -173,7 +173,7 @@ def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
             yield tuple(getattr(parent, name) for name in _FOLLOWERS[type(parent).__name__])
 
 
-def _fusions(model: nn.Module, tanh_gelu: bool) -> dict[int, tuple[nn.Module, str]]:
+def fusions_of(model: nn.Module, tanh_gelu: bool) -> dict[int, tuple[nn.Module, str]]:
     """Return the activation module and its word by the id of the layer. Both are used once, and have no hooks."""
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     found = {}
@@ -275,7 +275,7 @@ def patch(
     """
     used_library()
     done = Patch()
-    fusions = _fusions(model, tanh_gelu) if fuse else {}
+    fusions = fusions_of(model, tanh_gelu) if fuse else {}
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear) and _replacement(module) is None:
             continue
