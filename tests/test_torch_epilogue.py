@@ -179,12 +179,23 @@ def recorded(calls: list, function):
     return lambda *given: calls.append(given) or function(*given)
 
 
-def test_cpu_tensors_get_an_error_with_the_alternative() -> None:
-    def missing(*given: object) -> None:
-        raise NotImplementedError("Could not run 'hgemm::fused' with arguments from the 'CPU' backend")
-
-    with pytest.raises(ProblemError, match="a is on cpu: move the tensors to the GPU; .* compute on the CPU"):
-        operator.on_gpu(missing, torch.zeros(2, 2))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tensors_of_other_devices_get_an_error_with_the_alternative(compiled: bool) -> None:
+    """In a process of its own, where no test registers the operators for the CPU."""
+    calls = ("torch.ops.hgemm.matmul(x, x)", "hgemm.torch.linear(x, x)", "hgemm.torch.fused(x, x, 'relu(acc)')")
+    program = f"""
+import torch, hgemm.torch
+x = torch.zeros(8, 8, dtype=torch.float16)
+for call in {calls}:
+    call = eval("lambda x: " + call)
+    try:
+        (torch.compile(call, backend="aot_eager") if {compiled} else call)(x)
+    except hgemm.ProblemError as error:
+        print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    message = "a is on cpu: move the tensors to the GPU; without one, hgemm.matmul and hgemm.linear compute on the CPU"
+    assert found.stdout.splitlines() == [message] * len(calls), found.stderr
 
 
 def test_training_epilogue_rejects_expressions_without_derivatives() -> None:

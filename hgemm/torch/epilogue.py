@@ -106,8 +106,8 @@ def fused(
     native = operator._native
     if not torch.compiler.is_compiling() and native is not None and native.plain(a, b, *arrays.values()):
         operation = partial(_differentiable, launch=_launch)  # the dispatcher takes 20 us for an operator in Python
-    results = operator.on_gpu(
-        *(operation, a, b, [*arrays.values()]),
+    results = operation(
+        *(a, b, [*arrays.values()]),
         epilogue=text,
         names=[*arrays, *numbers],
         numbers=[*numbers.values()],
@@ -612,6 +612,7 @@ class _Leaves:
 
 torch.library.define("hgemm::fused", SCHEMA, tags=torch.Tag.pt2_compliant_tag)
 torch.library.register_fake("hgemm::fused", _meta)
+_elsewhere = operator.reject_other_devices("fused")
 _registered = torch.library.Library("hgemm", "IMPL")
 _registered.impl("fused", _launch, "CUDA")
 _registered.impl("fused", _differentiable, "Autograd")

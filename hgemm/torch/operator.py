@@ -98,21 +98,7 @@ def matmul(
                 return found
         check_activation(activation)
     options = {"alpha": alpha, "beta": beta, "activation": activation, "batch_invariant": batch_invariant}
-    return on_gpu(torch.ops.hgemm.matmul, a, b, bias, c, **options)
-
-
-def on_gpu(operation: Callable[..., Any], a: Tensor, *others: Any, **options: Any) -> Any:
-    """Call an operator. The package implements it for the GPU only, but a program may register it for other devices.
-
-    Raises: ProblemError if nothing implements it for the device of `a`; what the operator raises.
-    """
-    if a.is_cuda or torch.compiler.is_compiling():
-        return operation(a, *others, **options)
-    try:
-        return operation(a, *others, **options)
-    except NotImplementedError as error:
-        fix = "move the tensors to the GPU; without one, hgemm.matmul and hgemm.linear compute on the CPU"
-        raise ProblemError(f"a is on {a.device}: {fix}") from error
+    return torch.ops.hgemm.matmul(a, b, bias, c, **options)
 
 
 def linear(
@@ -350,6 +336,20 @@ def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
 
 # ==== Registration ====
 
+
+def _launch_nowhere(a: Tensor, *others: Any, **options: Any) -> Any:
+    """Stand in for an operator on devices for which neither the package nor the program registers it."""
+    fix = "move the tensors to the GPU; without one, hgemm.matmul and hgemm.linear compute on the CPU"
+    raise ProblemError(f"a is on {a.device}: {fix}")
+
+
+def reject_other_devices(operator: str) -> torch.library.Library:
+    """Let an operator explain that it needs a GPU, also in compiled programs. Kernels of single devices take precedence."""
+    registration = torch.library.Library("hgemm", "IMPL")
+    registration.impl(operator, _launch_nowhere, "CompositeExplicitAutograd")
+    return registration
+
+
 _native: Any = None
 """The module of the C++ operator while its kernels are registered, else None."""
 _python: Any = None
@@ -399,4 +399,5 @@ def _stop_native() -> None:
 
 torch.library.define("hgemm::matmul", SCHEMA, tags=torch.Tag.pt2_compliant_tag)
 torch.library.register_fake("hgemm::matmul", _meta)
+_elsewhere = reject_other_devices("matmul")
 _register_python()
