@@ -130,22 +130,21 @@ def host_compiler() -> HostCompiler:
         pytest.skip(str(error))
 
 
-def folder_of_the_run(factory: pytest.TempPathFactory) -> Path:
-    base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of a run of the tests share."""
-    return folder_of_the_run(tmp_path_factory)
+    return _shared(tmp_path_factory)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def caches_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Give a run of the tests, and the processes that it starts, caches of their own: of kernels for the CPU, and of objects."""
-    os.environ["HGEMM_CACHE_DIR"] = str(folder_of_the_run(tmp_path_factory) / "cache")
-    os.environ["FAST_CC_OBJECTS"] = str(folder_of_the_run(tmp_path_factory) / "objects")
+def cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let a run of the tests, and the processes that it starts, compile kernels for the CPU into a cache of their own."""
+    os.environ["HGEMM_CACHE_DIR"] = str(_shared(tmp_path_factory) / "cache")
+
+
+def _shared(factory: pytest.TempPathFactory) -> Path:
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:

@@ -104,7 +104,7 @@ def full_library(folder: Path) -> Library:
 
 
 FAST_CC = str(TESTS / "fast_cc")
-"""A C compiler that does not optimize, and compiles each text once a run: it builds an export in a fifth of the time."""
+"""A C compiler that does not optimize: it builds an export in a quarter of the time."""
 
 
 def export_paper(library: Library, to: Path, name: str = "hgemm", compiler: str = FAST_CC) -> Path:
