@@ -534,13 +534,14 @@ def main() -> None:
     args = parser.parse_args()
     if args.tuned and {"gallery", "heads"} & {*args.part}:
         parser.error("--tuned is for layers and MLPs: use --part layers mlp")
+    if not args.build_only:
+        import torch
+
+        if not torch.cuda.is_available():
+            sys.exit("epilogue_speed: error: torch finds no GPU here: --build-only builds the kernels")
     choice = Choice({}, hgemm.open(args.library)) if args.tuned else Choice(build(args.library, args.jobs))
     if args.build_only:
         return
-    import torch
-
-    if not torch.cuda.is_available():
-        parser.error("torch finds no GPU here: --build-only builds the kernels")
     end = time.monotonic() + args.seconds
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
