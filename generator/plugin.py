@@ -85,8 +85,8 @@ def _prover() -> Prover:
 def verify(request: VerifyRequest) -> Iterator[Verified]:
     """Check kernels of a library, and yield each as it is finished.
 
-    Raises: RequestError for an illegal request, LibraryError if the library cannot be read, NoCompiler or DeviceError if
-        nothing can run here.
+    Raises: RequestError for an illegal request, LibraryError if the library cannot be read or, without `symbols`, a record is
+        damaged, NoCompiler or DeviceError if nothing can run here.
     """
     if request.shapes:
         Shape.parse_list(request.shapes)

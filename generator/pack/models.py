@@ -434,7 +434,8 @@ def model_of_sizes(text: str, layout: str = "tn", bias: bool = False, activation
 def model_of_module(module: Any, name: str = "") -> Model:
     """Return the linear layers of a torch module, by its named_modules: torch.nn.Linear, and the Conv1D of transformers.
 
-    A layer has the activation that `hgemm.torch.patch(module, fuse=True)` would fuse. A layer of hgemm.torch.Linear has its own.
+    A layer has the activation that `hgemm.torch.patch(module, fuse=True, tanh_gelu=True)` would fuse. A layer of hgemm.torch.Linear
+    has its own.
     The type is that of the first layer's weight.
     Raises: RequestError if there is no such layer.
     """

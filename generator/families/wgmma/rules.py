@@ -48,9 +48,7 @@ def supports(arch: Arch) -> bool:
     return arch.has_wgmma
 
 
-@rule(
-    lambda plan: itertools.chain(common.nearest_archs(supports, plan), on_mma_sync(plan))
-)  # planned one by one: the first often serves
+@rule(lambda plan: itertools.chain(common.nearest_archs(supports, plan), on_mma_sync(plan)))
 def family(plan: Plan) -> str | None:
     return None if supports(ARCHS[plan.spec.arch]) else f"mma is {plan.spec.mma}; {plan.spec.arch} has no wgmma"
 
