@@ -115,7 +115,7 @@ def verify(
         other shapes is not stored. `jobs` is the number of processes. `force` repeats proofs that the records have.
         `progress` is called with each result.
     Raises: VerificationError if kernels failed, after all others were checked; RequestError for an illegal request; LibraryError if
-        the generator is not installed, the library cannot be read or, without `symbols`, a record is damaged; DeviceError if there
+        the generator is not installed, the library cannot be read or, without `kernels`, a record is damaged; DeviceError if there
         is no GPU.
     """
     if device not in VERIFY_DEVICES:
