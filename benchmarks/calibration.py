@@ -81,7 +81,7 @@ from hgemm.model.calibrated import (
     wave_class,
 )
 from hgemm.model.predict import fits
-from hgemm.model.trees import FEATURES, LEAF, Tree, refinements
+from hgemm.model.trees import FEATURES, LEAF, Forest, Tree
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.problem import LAYOUTS, Kind
 from hgemm.selection_query import SelectionQuery, Target
@@ -699,7 +699,7 @@ def losses(
     if factors is not None:
         chosen = with_best_options(launches, estimates)
         launches, estimates = launches[chosen], estimates[chosen]
-        factor = refinements(trees, features(launches, rows, factors, estimates)) / TREE_ONE
+        factor = Forest.of(trees).refinements(features(launches, rows, factors, estimates)) / TREE_ONE
         estimates = np.where(launches.batch == 1, estimates * factor, estimates)
     estimates = np.where(True if kept is None else kept[launches.row], estimates, np.inf)
     ordered = np.lexsort((estimates, launches.at))

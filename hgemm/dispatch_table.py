@@ -111,11 +111,6 @@ class Row:
         """Whether the expression has reductions."""
         return self.reductions + self.column_reductions > 0
 
-    @cached_property
-    def wave_factors(self) -> Factors:
-        """The factors of the time of the SMs, by the waves of CTAs. Without TMA: of all but the launch, by the rows of tiles."""
-        return calibration().waves[wave_class(self.tensor_maps, self.cluster_ctas, self.decides_splits, self.splits)]
-
     def work(self, m: int, n: int, batch: int) -> int:
         """Return the CTA tiles of a problem: tiles times splits times batch. Splits that a launch decides do not count."""
         return self.tiles(m, n) * self.splits * batch
@@ -129,24 +124,23 @@ class Row:
     def workspace_bytes(self, m: int, n: int, batch: int, options: LaunchOptions | None = None) -> int:
         """Return the workspace of a launch, as hgemm.launch.workspace_bytes."""
         splits, whole = self.splits, 0
-        if options and self.decides_splits:
-            splits, whole = options.splits, options.whole_tiles * self.cluster_m * self.cluster_n
+        if options:
+            splits = splits + self.decides_splits * (options.splits - splits)
+            whole = self.decides_splits * options.whole_tiles * self.cluster_m * self.cluster_n
         size = PARTIAL_TILES_PER_CTA * self.max_ctas * self.partial_bytes
-        if options or self.splits > 1:
-            size = size + (self.tiles(m, n) * batch - whole) * splits * (splits > 1) * self.partial_bytes
-        if self.reduces:
-            floats = self.reductions * -(-n // self.segment_columns) * m
-            floats = floats + self.column_reductions * -(-m // SEGMENT_ROWS) * (n // self.gated_parts)
-            size = size + floats * batch * ACCUMULATOR_BYTES
+        size = size + (self.tiles(m, n) * batch - whole) * splits * (splits > 1) * self.partial_bytes
+        floats = self.reductions * -(-n // maximum(self.segment_columns, 1)) * m
+        floats = floats + self.column_reductions * -(-m // SEGMENT_ROWS) * (n // self.gated_parts)
+        size = size + floats * batch * ACCUMULATOR_BYTES
         return WORKSPACE_COUNTERS * COUNTER_BYTES * (size > 0) + size
 
     def has_counters(self, m: int, n: int, batch: int) -> bool:
         """Return whether a workspace has enough counters for the kernel's own splits, or for the tiles that it reduces."""
-        if self.reduces:
-            rows = -(-m // self.tile_m) if self.reductions else 0
-            columns = -(-n // self.tile_n) if self.column_reductions else 0
-            return (rows + columns) * batch <= WORKSPACE_COUNTERS
-        return self.splits == 1 or not self.partial_bytes or self.tiles(m, n) * batch <= WORKSPACE_COUNTERS
+        rows = (self.reductions > 0) * -(-m // self.tile_m)
+        columns = (self.column_reductions > 0) * -(-n // self.tile_n)
+        shared = (self.splits > 1) * (self.partial_bytes > 0) * self.tiles(m, n)
+        counted = rows + columns + (1 - self.reduces) * shared
+        return counted * batch <= WORKSPACE_COUNTERS
 
 
 @dataclass(frozen=True)
@@ -621,16 +615,15 @@ def energy(row: Row) -> int:
     kernels in short blocks, but a model runs one library alone. Source: H200, 24 tiles of two products, each alone for 0.4 s.
     Compared with short blocks, 128x128 loses 8 % to 256x160.
     """
-    if not row.tensor_maps:
-        return 0
     edges = ENERGY_OF_EDGES * (row.tile_m + row.tile_n) // (row.tile_m * row.tile_n)
-    return min(max(edges - ENERGY_OF_LARGE_TILES, 0), MOST_ENERGY)
+    return row.tensor_maps * minimum(maximum(edges - ENERGY_OF_LARGE_TILES, 0), MOST_ENERGY)
 
 
 def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
     """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks.
 
-    The numbers of `query` and `options` may be arrays (hgemm.estimates), so only properties of the row are conditions here.
+    Numbers may be arrays (hgemm.estimates), so conditions are factors here.
+
     If a row is calibrated, the SMs take less than the busiest one's time. A likely reason is power: SMs that wait leave more of it
     to the others. Source: benchmarks/calibration.py, cross-validation.
     """
@@ -652,19 +645,18 @@ def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: Laun
         work += items * (row.tile_clocks + stored)
         ctas += items
     sm, memory = minimum(maximum(busy, single), LIMIT), _memory(row, query, target, loads)
-    if row.calibration:
-        average = (minimum(loads * (row.k_tile_clocks + extra), LIMIT) + work) // sms
-        forgiven = FORGIVEN + (FORGIVEN_IN_ONE_WAVE - FORGIVEN) * (ctas <= sms)
-        sm = sm - maximum(sm - average, 0) * forgiven // 16
-        waves = -(-100 * ctas // sms) if row.tensor_maps else 100 * _ceil_div(query.m, row.tile_m)
-        factor = _wave_factor(row, waves)
-        sm = sm * factor // ONE
-        memory = memory if row.tensor_maps else memory * factor // ONE
+    calibrated, uses_tma = row.calibration > 0, row.tensor_maps
+    average = (minimum(loads * (row.k_tile_clocks + extra), LIMIT) + work) // sms
+    forgiven = calibrated * (FORGIVEN + (FORGIVEN_IN_ONE_WAVE - FORGIVEN) * (ctas <= sms))
+    sm = sm - maximum(sm - average, 0) * forgiven // 16
+    waves = uses_tma * -(-100 * ctas // sms) + (1 - uses_tma) * 100 * _ceil_div(query.m, row.tile_m)
+    change = calibrated * (_wave_factor(row, waves) - ONE)
+    sm = sm * (ONE + change) // ONE
+    memory = memory * (ONE + (1 - uses_tma) * change) // ONE
     waits = 1 + ROUND_WAITS * (busiest - 1)  # `busiest` counts the split items
     partial = partial_eighths(row, options.splits, ctas, sms * resident) * row.partial_clocks // 8
     added = (row.split_clocks + partial) * shared * waits
-    if row.calibration:
-        added = added + maximum(sm - LONG_CLOCKS, 0) * energy(row) // ONE
+    added = added + calibrated * maximum(sm - LONG_CLOCKS, 0) * energy(row) // ONE
     return minimum(row.launch_clocks + added + _overlapped(row, maximum(sm, memory), minimum(sm, memory)), LIMIT)
 
 
@@ -845,28 +837,37 @@ def default_strips(row: Row, target: Target, panels: bool) -> int:
 
 def _overlapped(row: Row, longer: int, shorter: int) -> int:
     """Return about sqrt(longer^2 + shorter^2). A part below a quarter of the other adds nothing. Calibrated rows overlap less."""
-    eighths = OVERLAP_EIGHTHS if row.calibration else 4
+    eighths = 4 + (OVERLAP_EIGHTHS - 4) * (row.calibration > 0)
     more = shorter * eighths // 8 - longer * eighths // 32
     return longer + maximum(more, 0)
 
 
 def _wave_factor(row: Row, waves: int) -> int:
     """Return the factor of a row for these waves. Units: ONE is 1."""
+    its_class = wave_class(row.tensor_maps, row.cluster_ctas, row.decides_splits, row.splits)
     if isinstance(waves, int):
-        return row.wave_factors[bisect_left(WAVE_BOUNDS, waves)]
+        return calibration().waves[its_class][bisect_left(WAVE_BOUNDS, waves)]
     import numpy as np
 
-    return np.array(row.wave_factors)[np.searchsorted(WAVE_BOUNDS, waves)]
+    return calibration().wave_array[np.asarray(its_class, np.intp), np.searchsorted(WAVE_BOUNDS, waves)]
 
 
 def minimum(x: int, y: int) -> int:
-    """Return the lower number, or an array of them if `x` is one."""
-    return min(x, y) if isinstance(x, int) else x.clip(max=y)
+    """Return the lower number, or an array of them if one of them is an array."""
+    if isinstance(x, int) and isinstance(y, int):
+        return min(x, y)
+    import numpy as np
+
+    return np.minimum(x, y)
 
 
 def maximum(x: int, y: int) -> int:
-    """Return the higher number, or an array of them if `x` is one."""
-    return max(x, y) if isinstance(x, int) else x.clip(min=y)
+    """Return the higher number, or an array of them if one of them is an array."""
+    if isinstance(x, int) and isinstance(y, int):
+        return max(x, y)
+    import numpy as np
+
+    return np.maximum(x, y)
 
 
 def _ceil_div(x: int, y: int) -> int:
@@ -907,14 +908,12 @@ def _dram_kib(row: Row, query: SelectionQuery) -> int:
 
 def sms_used(row: Row, target: Target) -> int:
     """Return the SMs of a device that the clusters of a kernel can use."""
-    sms = target.sms - row.unusable_sms if target.sms > row.unusable_sms else target.sms
-    return max(sms // row.cluster_ctas, 1) * row.cluster_ctas
+    sms = target.sms - row.unusable_sms * (row.unusable_sms < target.sms)
+    return maximum(sms // row.cluster_ctas, 1) * row.cluster_ctas
 
 
 def tiles_per_sm(row: Row, target: Target) -> int:
     """Return the tiles that an SM processes at the same time, as far as its shared memory allows."""
-    if row.tensor_maps:
-        return row.tiles_per_sm
     reserved = SMEM_RESERVED_BYTES_PER_CTA
-    fitting = (target.smem_bytes_per_cta + reserved) // (row.smem_bytes + reserved)
-    return max(1, min(row.tiles_per_sm, fitting))
+    fitting = maximum((target.smem_bytes_per_cta + reserved) // (row.smem_bytes + reserved), 1)
+    return minimum(row.tiles_per_sm, maximum(fitting, row.tensor_maps * row.tiles_per_sm))

@@ -1,16 +1,19 @@
-"""Estimates of a kernel on many problems at once, as arrays. They equal those of hgemm.dispatch_table.
+"""Estimates of a kernel on many problems at once, or of many kernels on one problem, as arrays.
 
-The functions of hgemm.dispatch_table and hgemm.requirements compute with numbers and with arrays.
+The functions of hgemm.dispatch_table and hgemm.requirements compute with numbers and with arrays. The estimates are the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import or_
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hgemm.dispatch_table import (
     MAX_SPLIT_WAVES,
@@ -24,78 +27,180 @@ from hgemm.dispatch_table import (
     tiles_per_sm,
 )
 from hgemm.launch import WORKSPACE_COUNTERS
+from hgemm.model.calibrated import calibration
+from hgemm.model.trees import BOUND_LIMIT, FEATURES, MAX_CHANGE
+from hgemm.model.trees import ONE as TREE_ONE
+from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE
 from hgemm.problem import LaunchOptions
 from hgemm.requirements import violations
 from hgemm.selection_query import SelectionQuery, Target
 
-NUMBERS = tuple(one.name for one in fields(SelectionQuery) if one.type in ("int", "bool") and one.compare)
-"""The fields of a query that may be arrays in a stacked one."""
 MAX_PRODUCTS = 2**48
 """Multiplications of a problem whose estimate fits in int64. Those of larger ones are computed with Python's integers."""
 LARGEST_CLUSTER = 2048
 """Rows, columns or k of a cluster of tiles, at most. Incomplete ones add to a problem."""
 
+REFINED_AT_ONCE = 16
+"""Estimates that trees refine together in a selection. Often they suffice."""
+
+Stack = TypeVar("Stack", SelectionQuery, Row, LaunchOptions)
+"""Several queries, kernels or options as one whose numbers are arrays."""
+
+
+def fits_int64(query: SelectionQuery) -> bool:
+    """Return whether int64 holds the numbers of an estimate."""
+    return math.prod(extent + LARGEST_CLUSTER for extent in (query.m, query.n, query.k)) * query.batch <= MAX_PRODUCTS
+
 
 def stacked(queries: Sequence[SelectionQuery]) -> SelectionQuery:
     """Return queries of one kind as one query. Its extents are arrays, and so are other numbers that differ. Shapes: (query,)."""
-    extents = ((one.m, one.n, one.k, one.batch) for one in queries)
-    products = max(math.prod(extent + LARGEST_CLUSTER for extent in its[:3]) * its[3] for its in extents)
-    dtype = np.int64 if products <= MAX_PRODUCTS else object
+    return _stacked(queries, ("m", "n", "k"), all(map(fits_int64, queries)))
+
+
+def stacked_rows(rows: Sequence[Row], fits: bool = True) -> Row:
+    """Return kernels as one row. Its tile is an array, and so are other numbers that differ. Shapes: (row,).
+
+    `fits` tells whether int64 holds the numbers of the problems to come.
+    """
+    return _stacked(rows, ("tile_m",), fits)
+
+
+def _stacked(ones: Sequence[Stack], always: Sequence[str], fits: bool) -> Stack:
     columns: dict[str, Any] = {}
-    for name in NUMBERS:
-        values = [getattr(one, name) for one in queries]
-        if name in ("m", "n", "k") or len({*values}) > 1:
-            columns[name] = np.array(values, dtype)
-    return replace(queries[0], **columns)
+    for one in fields(ones[0]):
+        if one.type in ("int", "bool") and one.compare:
+            values: list[int] = [getattr(its, one.name) for its in ones]
+            if one.name in always or len({*values}) > 1:
+                columns[one.name] = np.array(values, np.int64 if fits else object)
+    return replace(ones[0], **columns)
 
 
-def part_of(queries: SelectionQuery, places: np.ndarray) -> SelectionQuery:
-    """Return the queries at these places. Shapes: (place,)."""
-    columns = {name: getattr(queries, name) for name in NUMBERS}
-    arrays: dict[str, Any] = {name: one[places] for name, one in columns.items() if isinstance(one, np.ndarray)}
-    return replace(queries, **arrays)
+def part_of(stack: Stack, places: np.ndarray) -> Stack:
+    """Return the queries, kernels or options at these places. Shapes: (place,)."""
+    arrays = {name: one[places] for name, one in vars(stack).items() if isinstance(one, np.ndarray)}
+    return replace(stack, **arrays) if arrays else stack
 
 
 def supported(row: Row, queries: SelectionQuery, target: Target) -> np.ndarray:
-    """Return the places of the queries that a kernel supports, as hgemm.requirements.row_supports."""
-    violated: Any = violations(row, queries, target)  # each is an array, or one for all queries
-    return np.flatnonzero(~np.any(np.broadcast_arrays(*violated, queries.m > 0)[:-1], axis=0))
+    """Return the places of the queries, or kernels, for which hgemm.requirements.row_supports is true."""
+    nothing: Any = (queries.m < 0) & (row.tile_m < 0)
+    return np.flatnonzero(~reduce(or_, violations(row, queries, target), nothing))  # a violation may be one for all
 
 
 def estimates(row: Row, queries: SelectionQuery, target: Target) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the estimates of launches with their default options, as hgemm.dispatch_table.estimate_clocks."""
     unsplit: Any = launch_clocks(row, queries, target, LaunchOptions(row.splits))
     found: np.ndarray[Any, np.dtype[np.int64]] = unsplit
-    if row.decides_splits:
-        at, options = split_options(row, queries, target)
-        np.minimum.at(found, at, launch_clocks(row, part_of(queries, at), target, options))
+    if np.any(row.decides_splits):
+        at, its_row, its, options = _split_launches(row, queries, target)
+        np.minimum.at(found, at, launch_clocks(its_row, its, target, options))
     return found
 
 
-def split_options(row: Row, queries: SelectionQuery, target: Target) -> tuple[np.ndarray, LaunchOptions]:
-    """Return the options that split k, as hgemm.dispatch_table.candidate_options. Shapes: places of queries, splits and whole tiles
-    (option,)."""
-    sms, cluster = sms_used(row, target), row.cluster_m * row.cluster_n
+def _split_launches(
+    row: Row, queries: SelectionQuery, target: Target
+) -> tuple[np.ndarray, Row, SelectionQuery, LaunchOptions]:
+    """Return the launches that split k, as hgemm.dispatch_table.candidate_options: their places, rows, queries and options.
+
+    Shapes: all (launch,).
+    """
     tiles: Any = row.tiles(queries.m, queries.n) * queries.batch
+    sms = sms_used(row, target)
     whole = np.stack([0 * tiles, tiles // sms * sms])
     rest: Any = tiles - whole
     most_splits = np.minimum(
         -(-maximum(queries.k, 1) // row.tile_k) // MIN_SPLIT_K_TILES,
         MAX_SPLIT_WAVES * sms * tiles_per_sm(row, target) // maximum(rest, 1),
     )
-    most_splits *= (0 < rest) & (rest <= WORKSPACE_COUNTERS)
+    most_splits *= (0 < rest) & (rest <= WORKSPACE_COUNTERS) & (row.decides_splits > 0)
+    most_splits[1] *= whole[1] > 0  # else both split all tiles
     splits = np.array(SPLITS)
     of_whole, at, of_splits = np.nonzero(splits <= most_splits[:, :, None])
-    chosen: Any = splits[of_splits], whole[of_whole, at] // cluster
-    its = part_of(queries, at)
-    fits: Any = row.workspace_bytes(its.m, its.n, its.batch, LaunchOptions(*chosen)) <= its.workspace_bytes
-    return at[fits], LaunchOptions(*(one[fits] for one in chosen))
+    its_row, its = part_of(row, at), part_of(queries, at)
+    chosen: Any = splits[of_splits], whole[of_whole, at] // (its_row.cluster_m * its_row.cluster_n)
+    options = LaunchOptions(*chosen)
+    fits = its_row.workspace_bytes(its.m, its.n, its.batch, options) <= its.workspace_bytes
+    if np.all(fits):
+        return at, its_row, its, options
+    which = np.flatnonzero(fits)
+    return at[which], part_of(its_row, which), part_of(its, which), part_of(options, which)
 
 
 def features(
     row: Row, queries: SelectionQuery, target: Target, clocks: np.ndarray
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return what the trees of a calibration compare, as hgemm.dispatch_table.features_of. Shapes: (query, feature)."""
+    """Return what the trees of a calibration compare, as hgemm.dispatch_table.features_of. Shapes: (query or kernel, feature)."""
     of_all: Any = clocks  # features_of computes with arrays, too
-    its: Any = features_of(row, queries, target, of_all)
-    return np.stack(np.broadcast_arrays(*its), axis=1)
+    found = np.empty((len(clocks), len(FEATURES)), np.int64)
+    for column, its in enumerate(features_of(row, queries, target, of_all)):
+        found[:, column] = its
+    return found
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Kernels of one kind whose code runs on a device, the best match first, and then in the order of the dispatch table.
+
+    Shapes: `matches` of the code and `places` in the table (kernel,). `rows` has all of them, None if there are none.
+    """
+
+    matches: np.ndarray
+    places: np.ndarray
+    rows: Row | None
+
+    @classmethod
+    def of(cls, found: Iterable[tuple[int, int]], rows: Sequence[Row], fits: bool) -> Candidates:
+        """Return kernels by their matches and places. `fits` tells whether int64 holds the numbers of the problems to come."""
+        matches, places = np.array([*found], np.int64).reshape(-1, 2).T
+        return cls(matches, places, stacked_rows([rows[place] for place in places], fits) if len(places) else None)
+
+    def part(self, positions: ArrayLike) -> Candidates:
+        """Return those at these positions."""
+        at = np.asarray(positions, np.int64)
+        return Candidates(self.matches[at], self.places[at], part_of(self.rows, at) if self.rows and len(at) else None)
+
+    def supporting(self, query: SelectionQuery, target: Target) -> Candidates:
+        """Return those that support a query."""
+        return self.part(supported(self.rows, query, target)) if self.rows else self
+
+    def best_matches(self) -> Candidates:
+        """Return those whose code matches best."""
+        worse = np.searchsorted(self.matches, self.matches[:1], side="right")
+        return self if worse == len(self.matches) else self.part(np.arange(*worse))
+
+    def estimates(self, query: SelectionQuery, target: Target) -> np.ndarray:
+        """Return their estimates for a query, as hgemm.dispatch_table.estimate_clocks. Shapes: (kernel,)."""
+        return estimates(self.rows, query, target) if self.rows else np.zeros(0, np.int64)
+
+    def refined(self, query: SelectionQuery, target: Target, clocks: np.ndarray) -> np.ndarray:
+        """Return estimates that the trees of the calibration have refined, as hgemm.dispatch_table.refined_clocks.
+
+        Shapes: estimates (kernel,).
+        """
+        has_trees = (clocks > 0) & (clocks <= BOUND_LIMIT)
+        if self.rows is None or query.batch > 1 or max(query.m, query.n, query.k) > BOUND_LIMIT:
+            return clocks
+        has_trees &= self.rows.calibration > 0
+        its = features(self.rows, query, target, np.maximum(clocks, 1))
+        return np.where(has_trees, clocks * calibration().forest.refinements(its) // TREE_ONE, clocks)
+
+    def fastest(
+        self, query: SelectionQuery, target: Target, estimated: ArrayLike, factors: Mapping[int, int]
+    ) -> tuple[int, int]:
+        """Return the place of the kernel with the lowest estimate, after trees and `factors` by places have corrected it.
+
+        Returns also its estimate after the trees. Shapes: estimated (kernel,).
+        """
+        clocks = np.asarray(estimated)
+        of_places = np.array([factors.get(place, FACTOR_ONE) for place in self.places.tolist()])
+        least = np.minimum(clocks, 2 * CORRECTED_LIMIT) * (TREE_ONE - MAX_CHANGE) // TREE_ONE
+        lowest = of_places * np.minimum(least, CORRECTED_LIMIT)
+        by_lowest, found = np.argsort(lowest, kind="stable"), (math.inf, -1, -1)
+        for first in range(0, len(by_lowest), REFINED_AT_ONCE):
+            some = by_lowest[first : first + REFINED_AT_ONCE]
+            if lowest[some[0]] > found[0]:  # trees cannot make it the best, nor those that follow
+                break
+            refined = self.part(some).refined(query, target, clocks[some])
+            corrected = of_places[some] * np.minimum(refined, CORRECTED_LIMIT)
+            found = min(found, *zip(corrected.tolist(), self.places[some].tolist(), refined.tolist(), strict=True))
+        return found[1:]

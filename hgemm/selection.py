@@ -10,13 +10,13 @@ order (hgemm/invariance.py). The exported C library does the same steps with the
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hgemm.dispatch_table import (
     OF_KERNEL,
@@ -46,10 +46,7 @@ from hgemm.invariance import (
 )
 from hgemm.locations import library_suffix
 from hgemm.measured_options import MeasuredOptions, options_of
-from hgemm.model.trees import MAX_CHANGE
-from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import (
-    CORRECTED_LIMIT,
     ESTIMATE_WEIGHTS,
     FACTOR_ONE,
     Point,
@@ -62,6 +59,11 @@ from hgemm.octave_grid import (
 from hgemm.problem import LAYOUTS, Kind, LaunchOptions, kind_supports
 from hgemm.requirements import FEWER_TILES, row_supports, unmet_requirements
 from hgemm.selection_query import ANY_WORKSPACE, MAX_ALIGN, SelectionQuery, Target
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from hgemm.estimates import Candidates
 
 MAX_ORDERS_KEPT = 4096
 """Accumulation orders that a selector remembers, by kind, n and k."""
@@ -124,6 +126,7 @@ class Selector:
         self._ratios: dict[int, list[tuple[Point, bool, Ratios[int]]]] = {}
         self._options: dict[int, MeasuredOptions] = {}
         self._orders: dict[Hashable, KOrder | None] = {}
+        self._candidates: dict[Hashable, Candidates] = {}
 
     @cached_property
     def surveys(self) -> dict[int, Survey]:
@@ -160,15 +163,11 @@ class Selector:
         return found if found and (query.batch_invariant or found.is_cublas) else None
 
     def _find(self, query: SelectionQuery, order: KOrder | None) -> Choice | None:
-        by_match: dict[int, list[int]] = {}
-        for match, row in self._supporting(query, order):
-            by_match.setdefault(match, []).append(row)
-        if not by_match:
-            return None
-        best = min(by_match)
-        return self._best(by_match[best], best, query, order)
+        found = self._supporting(query, order)
+        return self._best(found.best_matches(), query, order) if len(found.places) else None
 
-    def _best(self, rows: Sequence[int], match: int, query: SelectionQuery, order: KOrder | None) -> Choice:
+    def _best(self, candidates: Candidates, query: SelectionQuery, order: KOrder | None) -> Choice:
+        rows, match = candidates.places.tolist(), int(candidates.matches[0])
         survey = self.surveys.get(query.kind.code)
         if survey and survey.sms == self.target.sms:
             extents = (query.m, query.n, query.k, query.batch)
@@ -178,26 +177,12 @@ class Selector:
             if best is not None:
                 return self._choice(best, match, query, order, MEASURED, measured)
         factors = self.corrections(rows, query)
-        clocks = {row: self._clocks(row, query, order) for row in rows}
-
-        def corrected(row: int, clocks: int) -> int:
-            return factors.get(row, FACTOR_ONE) * min(clocks, CORRECTED_LIMIT)
-
-        def refined(row: int) -> int:
-            return corrected(row, refined_clocks(self.table.rows[row], query, self.target, clocks[row]))
-
-        lowest = {row: corrected(row, its * (TREE_ONE - MAX_CHANGE) // TREE_ONE) for row, its in clocks.items()}
-        found: tuple[float, int] = (math.inf, -1)
-        for row in sorted(rows, key=lowest.__getitem__):
-            if lowest[row] > found[0]:  # trees cannot make it the best, nor those that follow
-                break
-            found = min(found, (refined(row), row))
-        best = found[1]
+        best, clocks = candidates.fastest(query, self.target, self._clocks(candidates, query, order), factors)
         if survey and best in factors:
             alike = (one for one in survey.problems if one.straddles(query.kind) == (query.straddling > 0))
             similar = min(alike, key=lambda problem: distance(problem.point, query.point))
-            return self._choice(best, match, query, order, NEAR, similar, factors[best])
-        return self._choice(best, match, query, order)
+            return self._choice(best, match, query, order, NEAR, similar, factors[best], clocks)
+        return self._choice(best, match, query, order, clocks=clocks)
 
     def _was_measured(self, row: int, query: SelectionQuery, order: KOrder | None) -> bool:
         """Return whether the measured launch of a row had this order."""
@@ -256,7 +241,7 @@ class Selector:
 
     def supporting(self, query: SelectionQuery) -> list[Row]:
         """Return the rows of all kernels that support a query and whose code runs on the device."""
-        return [self.table.rows[row] for _, row in self._supporting(query)]
+        return [self.table.rows[row] for row in self._supporting(query).places.tolist()]
 
     def ranked(self, query: SelectionQuery) -> list[Choice]:
         """Return all kernels that support a query, the chosen one first, the others by their estimates."""
@@ -264,7 +249,9 @@ class Selector:
         if best is None:
             return []
         order = best.order
-        found = [self._choice(row, match, query, order) for match, row in self._supporting(query, order)]
+        its = self._supporting(query, order)
+        matches, places = its.matches.tolist(), its.places.tolist()
+        found = [self._choice(row, match, query, order) for match, row in zip(matches, places, strict=True)]
         others = sorted(found, key=lambda choice: (choice.code_match, choice.clocks))
         return [best, *(choice for choice in others if choice.row is not best.row)]
 
@@ -275,17 +262,25 @@ class Selector:
             if kind_supports(group.kind, query.kind.code):
                 yield from ((match, row) for row in range(group.first, group.first + group.count))
 
-    def _supporting(self, query: SelectionQuery, order: KOrder | None = None) -> Iterator[tuple[int, int]]:
-        """Yield code match and row of each kernel that supports a query, and keeps an order if one is given."""
-        for match, at in self._of_kind(query):
-            row = self.table.rows[at]
-            if row_supports(row, query, self.target) and (order is None or keeps_order(row, order, query)):
-                yield match, at
+    def _supporting(self, query: SelectionQuery, order: KOrder | None = None) -> Candidates:
+        """Return the kernels that support a query, and keep an order if one is given, the best match first."""
+        from hgemm.estimates import Candidates, fits_int64  # with NumPy, which takes long to load
 
-    def _clocks(self, row: int, query: SelectionQuery, order: KOrder | None) -> int:
+        fits = fits_int64(query)
+        key = query.kind.code, fits
+        if key not in self._candidates:
+            self._candidates[key] = Candidates.of(self._of_kind(query), self.table.rows, fits)
+        found = self._candidates[key].supporting(query, self.target)
         if order is None:
-            return estimate_clocks(self.table.rows[row], query, self.target)
-        return order_clocks(self.table.rows[row], order, query, self.target)
+            return found
+        rows = (self.table.rows[at] for at in found.places.tolist())
+        return found.part([at for at, row in enumerate(rows) if keeps_order(row, order, query)])
+
+    def _clocks(self, candidates: Candidates, query: SelectionQuery, order: KOrder | None) -> ArrayLike:
+        if order is None:
+            return candidates.estimates(query, self.target)
+        rows = (self.table.rows[at] for at in candidates.places.tolist())
+        return [order_clocks(row, order, query, self.target) for row in rows]
 
     def _choice(
         self,
@@ -296,7 +291,9 @@ class Selector:
         rule: int | None = None,
         nearest: SurveyPoint | None = None,
         factor: int = FACTOR_ONE,
+        clocks: int | None = None,
     ) -> Choice:
+        """Return the choice of a row. `clocks` is its refined estimate, if known."""
         row = self.table.rows[at]
         if rule is None:
             rule = SHIPPED if row.calibration == OF_KERNEL else ESTIMATED
@@ -306,7 +303,9 @@ class Selector:
             fastest = min(some, key=lambda one: launch_clocks(row, query, self.target, one))
             options, were_measured = with_default_raster(row, query, self.target, fastest), False
         workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
-        clocks = refined_clocks(row, query, self.target, self._clocks(at, query, order))
+        if clocks is None:
+            estimate = estimate_clocks if order is None else partial(order_clocks, order=order)
+            clocks = refined_clocks(row, query, self.target, estimate(row, query=query, target=self.target))
         return Choice(row, match, clocks, workspace_bytes, rule, nearest, factor, options, were_measured, order)
 
     def _reason(self, query: SelectionQuery) -> str:

@@ -32,7 +32,7 @@ from hgemm.dispatch_table import (
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import ONE, PATH, TERMS, calibration, group_of, identity, parse_calibration, span_of
 from hgemm.model.predict import fits
-from hgemm.model.trees import FEATURES, LEAF, MAX_CHANGE, Tree, numbers_of, parse_tree, refinement, refinements
+from hgemm.model.trees import FEATURES, LEAF, MAX_CHANGE, Forest, numbers_of, parse_tree, refinement
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.problem import LAYOUTS, Kind
 from hgemm.selection import SHIPPED, Selector
@@ -397,15 +397,6 @@ def test_the_fit_and_selection_compare_the_same_features(layout: str) -> None:
         assert np.abs(features - expected).max() <= 1 and (features == expected)[: FEATURES.index("dram")].all()
 
 
-def depth_of(tree: Tree) -> int:
-    """Return the most comparisons on a way from the root to a leaf."""
-    depths = [0] * len(tree)
-    for at, (feature, _, right) in enumerate(tree):
-        if feature != LEAF:
-            depths[at + 1] = depths[at + right] = depths[at] + 1
-    return max(depths)
-
-
 def test_boosted_trees_learn_interactions() -> None:
     rng = np.random.default_rng(0)
     features = rng.integers(0, 100, (4000, len(FEATURES)))
@@ -415,8 +406,8 @@ def test_boosted_trees_learn_interactions() -> None:
         features, errors, ones, problems=np.arange(len(errors)), counts=ones, times=ones, estimates=ones
     )
     trees = [parse_tree(numbers_of(tree)) for tree in boosted(examples)]
-    assert max(map(depth_of, trees)) <= DEPTH
-    factors = refinements(trees, features)
+    assert Forest.of(trees).depth <= DEPTH
+    factors = Forest.of(trees).refinements(features)
     assert np.abs(factors / TREE_ONE - 1 - errors).mean() < 0.01
     assert factors[:20].tolist() == [refinement(trees, some) for some in features[:20].tolist()]
 
@@ -426,7 +417,7 @@ def test_boosted_trees_learn_which_launch_of_a_problem_is_the_fastest() -> None:
     features, problems = rng.integers(0, 100, (4000, len(FEATURES))), np.repeat(np.arange(1000), 4)
     times, ones = np.where(features[:, 2] > 90, 1.0, 1.04), np.ones(4000)
     examples = Examples(features, np.zeros(4000), ones, problems, counts=ones, times=times, estimates=ones)
-    refined = refinements(boosted(examples), features)
+    refined = Forest.of(boosted(examples)).refinements(features)
     assert refined[times == 1].max() < refined[times > 1].min()  # although all estimates count as right
 
 

@@ -45,18 +45,19 @@ from hgemm.dispatch_table import (
     kind_of,
     orders_of_waves,
     partial_eighths,
+    refined_clocks,
     refined_estimate,
     tiles_in_order,
 )
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError, RequestError, UnsupportedError
-from hgemm.estimates import estimates, features, part_of, stacked, supported
+from hgemm.estimates import Candidates, estimates, features, fits_int64, part_of, stacked, supported
 from hgemm.gpus import TYPICAL
 from hgemm.growth import size_of_tile
 from hgemm.launch import check, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.cards import card_named
-from hgemm.octave_grid import CORRECTED_LIMIT
+from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE
 from hgemm.packed import PackedLayer, add_pack
 from hgemm.problem import ACTIVATIONS, BIASES, BY_GPC, LAYOUTS, TYPES, Kind, Problem, kind_supports
 from hgemm.selection import ESTIMATED, MEASURED, NEAR, SHIPPED, Selector, row_supports
@@ -136,6 +137,33 @@ def test_arrays_of_estimates_equal_single_ones(
             found = features(row, part_of(its, places), target, clocks)
             expected = [features_of(row, queries[at], target, one) for at, one in zip(places, clocks.tolist())]
             assert found.tolist() == [[*one] for one in expected]
+
+
+@settings(max_examples=60, deadline=None)
+@given(array_problems, targets, st.randoms(use_true_random=False), st.booleans())
+@example(HUGE, H200, random.Random(0), False)
+def test_estimates_of_all_kernels_equal_single_ones(
+    query: SelectionQuery, target: Target, draw: random.Random, reduces: bool
+) -> None:
+    table = catalog_table()
+    rows = {at: table.rows[at] for at in sorted(draw.sample(range(len(table.rows)), 60))}
+    if reduces:
+        more = {"reductions": 1, "column_reductions": 2, "segment_columns": 128}
+        rows = {at: dataclasses.replace(row, **more) if at % 2 else row for at, row in rows.items()}
+    stack = [rows.get(at, row) for at, row in enumerate(table.rows)]
+    candidates = Candidates.of(((0, at) for at in rows), stack, fits_int64(query)).supporting(query, target)
+    places = candidates.places.tolist()
+    assert places == [at for at, row in rows.items() if row_supports(row, query, target)]
+    clocks = candidates.estimates(query, target)
+    assert clocks.tolist() == [estimate_clocks(rows[at], query, target) for at in places]
+    refined = candidates.refined(query, target, clocks).tolist()
+    assert refined == [refined_clocks(rows[at], query, target, one) for at, one in zip(places, clocks.tolist())]
+    if places:
+        factors = {at: draw.randrange(2048, 8192) for at in places[::2]}
+        lowest = min(
+            (factors.get(at, FACTOR_ONE) * min(one, CORRECTED_LIMIT), at, one) for at, one in zip(places, refined)
+        )
+        assert candidates.fastest(query, target, clocks, factors) == lowest[1:]
 
 
 # ---- The table ------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from hgemm.dtypes import type_word
 from hgemm.estimates import estimates, features, part_of, stacked, supported
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.calibrated import calibration
-from hgemm.model.trees import BOUND_LIMIT, MAX_CHANGE, refinements
+from hgemm.model.trees import BOUND_LIMIT, MAX_CHANGE
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.packed import ROWS, PackedLayer, add_pack
 from hgemm.problem import LAUNCH, TYPES, Kind, LaunchOptions, kind_supports
@@ -257,7 +257,7 @@ class PackChooser:
             )
             # Neighbours that differ in their workspace only often have equal features.
             new = np.insert((found[1:] != found[:-1]).any(axis=1), 0, True)[: len(found)]
-            factors = refinements(calibration().trees, found[new])[np.cumsum(new) - 1]
+            factors = calibration().forest.refinements(found[new])[np.cumsum(new) - 1]
             at_row, at_column = places[np.concatenate(near)], np.repeat(part, [*map(len, near)])
             times[at_row, at_column] = np.concatenate(clocks) * factors // TREE_ONE
 

@@ -13,14 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hgemm.checks import NAME, TEXT, Mismatch, fields, integer, list_of, text
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError
-from hgemm.model.trees import BOUND_LIMIT, FEATURES, Tree, numbers_of, parse_tree
+from hgemm.model.trees import BOUND_LIMIT, FEATURES, Forest, Tree, numbers_of, parse_tree
 from hgemm.problem import LAUNCH, LAYOUTS
 from hgemm.tensor_maps import LoadBoxes
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PATH = Path(__file__).with_name("calibrated.json")
 SCHEMA = 6
@@ -122,6 +125,18 @@ class Calibration:
     trees: tuple[Tree, ...] = ()
 
     @cached_property
+    def wave_array(self) -> np.ndarray:
+        """The factors `waves`. Shapes: (class, waves)."""
+        import numpy as np
+
+        return np.array(self.waves)
+
+    @cached_property
+    def forest(self) -> Forest:
+        """The trees as arrays."""
+        return Forest.of(self.trees)
+
+    @cached_property
     def _by_identity(self) -> dict[Words, list[tuple[Words, str]]]:
         found: dict[Words, list[tuple[Words, str]]] = {}
         for words, layout in self.kernels:
@@ -179,12 +194,11 @@ def wave_class(tensor_maps: int, cluster_ctas: int, decides_splits: int, splits:
     """Return the class of a kernel in `Calibration.waves`: by its clusters, and by what splits k, if anything does.
 
     Kernels that do not copy by the TMA are in the last class, where the rows of tiles count instead of waves.
-    Its factors are 1 or more: the C library relies on it where it stops early.
+    Its factors are 1 or more: the C library relies on it where it stops early. The numbers may be arrays.
     """
-    if not tensor_maps:
-        return WAVE_CLASSES - 1
-    kind = 1 if decides_splits else 2 if splits > 1 else 0
-    return 4 * kind + (cluster_ctas > 1) + (cluster_ctas > 2) + (cluster_ctas > 4)
+    of_splits = decides_splits + 2 * (1 - decides_splits) * (splits > 1)
+    with_tma = 4 * of_splits + (cluster_ctas > 1) + (cluster_ctas > 2) + (cluster_ctas > 4)
+    return tensor_maps * with_tma + (1 - tensor_maps) * (WAVE_CLASSES - 1)
 
 
 def span_of(words: Words, layout: str) -> int:
