@@ -666,6 +666,32 @@ def test_select_prints_the_kernel_and_all_lists_the_others(small_library: Librar
     )
 
 
+def test_select_answers_for_each_problem_as_for_it_alone(small_library: Library) -> None:
+    words = ["select", "--library", small_library.folder, "--arch", "80", "--json"]
+    for flags in ([], ["--all"]):
+        several = call("hgemm", *words, *flags, "--m", "1,64:128:64", "--n", 64, "--k", "0,64")
+        assert several.returncode == 0
+        expected = []
+        for m, k in itertools.product((1, 64, 128), (0, 64)):
+            alone = json.loads(call("hgemm", *words, *flags, "--m", m, "--n", 64, "--k", k).stdout)
+            expected += [{"m": m, "n": 64, "k": k, **row} for row in (alone if flags else [alone])]
+        assert json.loads(several.stdout) == expected
+    squares = json.loads(call("hgemm", *words, "--m", "64,72").stdout)
+    assert [(row["m"], row["n"], row["k"]) for row in squares] == [(64, 64, 64), (72, 72, 72)]
+
+
+def test_select_answers_for_other_problems_if_one_has_no_kernel(small_library: Library) -> None:
+    words = ["select", "--library", small_library.folder, "--arch", "80", "--m", 64, "--n", 64, "--k", "63,64"]
+    table, document = call("hgemm", *words), call("hgemm", *words, "--json")
+    unsupported, supported = json.loads(document.stdout)
+    assert unsupported["symbol"] is None and "need more alignment" in unsupported["why"] and supported["symbol"]
+    header, *rows = table.stdout.splitlines()
+    assert header.split()[:4] == ["m", "n", "k", "symbol"]
+    assert [row.split()[2:4] for row in rows] == [["63"], ["64", supported["symbol"]]]
+    for done in (table, document):
+        assert done.returncode == 1 and f"1 problem: {unsupported['why']}" in done.stderr
+
+
 def test_select_prints_the_reason(small_library: Library, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(small_library.folder, tmp_path / "library"))
     (record,) = (record for record in small_library.records() if "_tn_" in record.symbol)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,7 +19,7 @@ from generator.arch import parse_arch, parse_arch_list
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
-from generator.cli.options import SIZE, filter_options, json_option, kind_from, kind_options, library_option
+from generator.cli.options import SIZE, Extents, filter_options, json_option, kind_from, kind_options, library_option
 from generator.cli.output import OnOutcome, note_incomplete, note_left_out, planning, progress
 from generator.errors import HgemmError, ProofError, RequestError, unknown_word
 from generator.export.c_library import ExportOptions, compiler_failure, export
@@ -45,7 +46,7 @@ from hgemm.disk import disk_errors
 from hgemm.dispatch_table import DispatchTable
 from hgemm.dtypes import DTYPES, OUTPUTS, VECTOR_BYTES
 from hgemm.epilogue import NONE
-from hgemm.errors import DeviceError, deprecated
+from hgemm.errors import DeviceError, UnsupportedError, deprecated
 from hgemm.gpus import TYPICAL
 from hgemm.growth import locked
 from hgemm.library import open_library
@@ -53,8 +54,8 @@ from hgemm.locations import library_suffix
 from hgemm.model.cards import card_named
 from hgemm.options import INPUTS, NonEmptyPath, kind_option
 from hgemm.packed import pack_command, read_pack
-from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
-from hgemm.selection import WGMMA_CAPABILITY
+from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS
+from hgemm.selection import WGMMA_CAPABILITY, Selector
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 _ALIGNS = ("8", "4", "2", "1")
@@ -82,9 +83,14 @@ the table names.
 With --epilogue, the kernels of an expression are candidates. Its matrices are assumed dense. For a gated pair, n counts the
 columns of B.
 
+--m, --n and --k take lists and ranges, as in `hgemm tune`. For several problems, the table has one row for each, or with --all
+one for each kernel. --json prints all rows as one array, and the reason with each selected kernel. A problem without a kernel has a
+row without a symbol, and the exit status is 1.
+
 \b
 Examples:
   hgemm select --arch 90 --m 4096 --layout tt
+  hgemm select --arch 90 --m 1,37,777,1024:4096:1024 --n 4096 --k 4096
   hgemm select --arch 89 --m 1 --n 4096 --k 4096 --all
   hgemm select --arch 90 --m 1 --n 4096 --k 4096 --invariant
   hgemm select --arch 90 --m 512 --n 28672 --k 4096 --epilogue "silu(gate) * up"
@@ -93,11 +99,11 @@ Examples:
 
 @click.command("select", help=_SELECT_HELP)
 @library_option
-@click.option("--m", type=SIZE, required=True, metavar="N", help="Rows of A and D.")
-@click.option("--n", type=SIZE, metavar="N", help="Columns of B and D. Default: equal to --m.")
 @click.option(
-    "--k", type=click.IntRange(0, MAX_EXTENT), metavar="N", help="Columns of A, rows of B. Default: equal to --m."
+    "--m", type=Extents(), required=True, metavar="RANGE", help="Rows of A and D: 4096, 1,37,777 or 1024:4096:256."
 )
+@click.option("--n", type=Extents(), metavar="RANGE", help="Columns of B and D. Default: equal to --m.")
+@click.option("--k", type=Extents(low=0), metavar="RANGE", help="Columns of A, rows of B. Default: equal to --m.")
 @click.option("--batch", type=SIZE, default=1, show_default=True, metavar="N", help="Number of products.")
 @kind_options
 @click.option(
@@ -122,11 +128,13 @@ Examples:
 )
 @click.option("--all", "show_all", is_flag=True, help="Print every kernel that supports the problem, best first.")
 @json_option
+@click.pass_context
 def select_command(
+    ctx: click.Context,
     library: Path,
-    m: int,
-    n: int | None,
-    k: int | None,
+    m: tuple[int, ...],
+    n: tuple[int, ...] | None,
+    k: tuple[int, ...] | None,
     batch: int,
     epilogue_text: str,
     pointer_arrays: bool,
@@ -141,7 +149,9 @@ def select_command(
     as_json: bool,
     **words: str,
 ) -> None:
-    n, k = n or m, m if k is None else k
+    from hgemm.bench.work import combinations  # takes 0.1 s
+
+    problems = combinations(m, n or (), k or ())
     if sms and not arch:
         raise RequestError("--sms needs --arch: without --arch, this machine's GPU is used")
     workspace_bytes = ANY_WORKSPACE if workspace is None else workspace
@@ -153,33 +163,71 @@ def select_command(
             raise RequestError("--epilogue excludes --bias and --activation: write them in the epilogue")
         expression = as_epilogue(epilogue.resolved(epilogue_text, Path()))
         kind = replace(kind, epilogue=expression.hash if expression else NONE)
-    query = DenseProblem(m, n, k, batch, beta, int(align) if align else None, workspace_bytes).query(kind, expression)
-    query = replace(query, batch_invariant=invariant, cublas_order=cublas_order)
+    dense = (
+        DenseProblem(*extents, batch, beta, int(align) if align else None, workspace_bytes) for extents in problems
+    )
+    orders = {"batch_invariant": invariant, "cublas_order": cublas_order}
+    queries = [replace(problem.query(kind, expression), **orders) for problem in dense]
     if arch and not sms:
         with suppress(RequestError):  # --arch names an architecture, or a card without a table
             sms = card_named(arch).sms
     target = Target.typical(parse_arch(arch, "--arch"), sms or 0) if arch else _this_machine()
     selector = open_library(library).selector(target)
+    if len(queries) > 1:
+        rows = [row for query in queries for row in _rows_of(selector, query, show_all)]
+        if as_json:
+            click.echo(json.dumps(rows, indent=1))
+        else:
+            options = ["options"] if any("options" in row for row in rows) else []
+            click.echo(to_text(rows, ("m", "n", "k", *COLUMNS, *options)), nl=False)
+            _note_assumed(target, arch, sms)
+            _note_loose(queries, align)
+        unsupported = Counter(row["why"] for row in rows if row["symbol"] is None)
+        for why, count in unsupported.items():
+            click.echo(f"hgemm: error: {counted(count, 'problem')}: {why}", err=True)
+        ctx.exit(int(bool(unsupported)))
+    (query,) = queries
     best = selected(selector, query)
     rows = [best, *(alternatives(selector, query) if show_all else ())]
     if as_json:
         click.echo(json.dumps(rows if show_all else best, indent=1))
     else:
         click.echo(to_text(rows, COLUMNS) + f"{best['rule']}: {best['why']}")
-        if arch and not sms:
-            gpu = TYPICAL[target.number].name
-            note = f"assumes an {target.name} GPU with {target.sms} SMs ({gpu}): --sms sets another number"
-            click.echo(f"hgemm: {note}", err=True)
-        loose = _loose_operands(query)
-        if loose and align is None:
-            note = f"the fastest kernels require A and B aligned to {VECTOR_BYTES} bytes, but dense {loose}"
-            align = str(VECTOR_BYTES // DTYPES[query.kind.dtype_a].bytes)
-            click.echo(f"hgemm: {note}. If you can pad their rows, add --align {align}", err=True)
+        _note_assumed(target, arch, sms)
+        if _note_loose(queries, align):
             suffix = "a" if target.number == WGMMA_CAPABILITY else ""
-            command = pack_command(kind, m, n, k, f"{target.number}{suffix}") if batch == 1 and k else ""
-            if command and not any(layer.serves(kind, m, n, k) for layer in read_pack(library)):
+            extents = query.m, query.n, query.k
+            command = pack_command(kind, *extents, f"{target.number}{suffix}") if batch == 1 and query.k else ""
+            if command and not any(layer.serves(kind, *extents) for layer in read_pack(library)):
                 command += f"{' --invariant' if invariant else ''} --to {shlex.quote(str(library))}"
                 click.echo(f"hgemm: if you cannot, this adds kernels for this size:\n  {command}", err=True)
+
+
+def _rows_of(selector: Selector, query: SelectionQuery, show_all: bool) -> list[dict[str, Any]]:
+    """Return the rows of one problem of several. If no kernel supports it, one row without a symbol says why."""
+    try:
+        rows = [selected(selector, query), *(alternatives(selector, query) if show_all else ())]
+    except UnsupportedError as error:
+        rows = [{"symbol": None, "why": str(error)}]
+    return [{"m": query.m, "n": query.n, "k": query.k, **row} for row in rows]
+
+
+def _note_assumed(target: Target, arch: str, sms: int | None) -> None:
+    """Note the number of SMs, if the user names an architecture and neither a card nor a number."""
+    if arch and not sms:
+        note = f"assumes an {target.name} GPU with {target.sms} SMs ({TYPICAL[target.number].name})"
+        click.echo(f"hgemm: {note}: --sms sets another number", err=True)
+
+
+def _note_loose(queries: list[SelectionQuery], align: str | None) -> bool:
+    """Note dense operands that the fastest kernels do not take. Return whether there are any."""
+    loose = [] if align else list(filter(None, map(_loose_operands, queries)))
+    if loose:
+        which = loose[0] if len(queries) == 1 else f"ones are not in {len(loose)} of {counted(len(queries), 'problem')}"
+        note = f"the fastest kernels require A and B aligned to {VECTOR_BYTES} bytes, but dense {which}"
+        enough = VECTOR_BYTES // DTYPES[queries[0].kind.dtype_a].bytes
+        click.echo(f"hgemm: {note}. If you can pad their rows, add --align {enough}", err=True)
+    return bool(loose)
 
 
 def _loose_operands(query: SelectionQuery) -> str:

@@ -47,6 +47,22 @@ output_library_option = click.option("-o", "--library", **_LIBRARY)
 """--library of a command that writes it."""
 SIZE = click.IntRange(1, MAX_EXTENT)
 """Of m, n, k or batch."""
+
+
+class Extents(click.ParamType):
+    """One number or several, as a tuple: 4096, 1,37,777 or 1024:4096:256. Each is at least `low`."""
+
+    name = "range"
+
+    def __init__(self, low: int = 1) -> None:
+        self._each = click.IntRange(low, MAX_EXTENT)
+
+    def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> tuple[int, ...]:
+        from hgemm.bench.work import numbers  # takes 0.1 s, and is needed only here
+
+        return tuple(self._each.convert(number, param, ctx) for number in numbers(value, param.name))
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")
 
 

@@ -71,7 +71,7 @@ class DenseProblem:
 def selected(selector: Selector, query: SelectionQuery) -> dict[str, Any]:
     """Return the selected kernel, with the reason as `why`.
 
-    Raises: LibraryError if no kernel supports the problem.
+    Raises: UnsupportedError if no kernel supports the problem.
     """
     best = selector.choose(query)
     why = _reason(best, selector, query) + _options_reason(best) + _preferred_code(best, selector, query)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from hgemm.measured import EPILOGUE_FIELDS, PROBLEM_FIELDS
 from hgemm.problem import LAUNCH, REQUEST_WORDS, Kind
 from hgemm.record import CUBIN_NAME, PTX_NAME
 
+_EXAMPLES = "4096, 512,1024 or 1024:4096:256"
 _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 
@@ -138,6 +139,14 @@ def checked(work: Work) -> Work:
 
 
 def extents(text: str, name: str) -> list[int]:
+    """Return the positive numbers of `numbers`. Raises RequestError if malformed or too long, or if one is 0."""
+    found = numbers(text, name)
+    if min(found) < 1:
+        raise RequestError(f"--{name} {text!a} names no positive number: write {_EXAMPLES}")
+    return found
+
+
+def numbers(text: str, name: str) -> list[int]:
     """Parse `512`, `512,1024` or `1024:4096:256` (end included). Raises RequestError if malformed or too long."""
     found: list[int] = []
     for word in filter(None, (word.strip() for word in text.split(","))):
@@ -148,11 +157,11 @@ def extents(text: str, name: str) -> list[int]:
         elif _NUMBER.fullmatch(word):
             added = range(int(word), int(word) + 1)
         else:
-            raise RequestError(f"--{name} {word!a} is malformed: write 4096, 512,1024 or 1024:4096:256")
+            raise RequestError(f"--{name} {word!a} is malformed: write {_EXAMPLES}")
         _reject_too_many(len(found) + len(added), f"--{name} {text!a}")
         found += added
-    if not found or min(found) < 1:
-        raise RequestError(f"--{name} {text!a} names no positive number: write 4096, 512,1024 or 1024:4096:256")
+    if not found:
+        raise RequestError(f"--{name} {text!a} names no number: write {_EXAMPLES}")
     return found
 
 
@@ -160,11 +169,19 @@ def grid(m: str, n: str, k: str, like: Work) -> list[Work]:
     """Return every combination of extents. A missing n or k equals m. Raises RequestError as `extents` does."""
     all_rows = extents(m, "m")
     all_columns, all_depths = (extents(text, name) if text else [] for text, name in ((n, "n"), (k, "k")))
+    found = combinations(all_rows, all_columns, all_depths)
+    return [replace(like, m=rows, n=columns, k=depth) for rows, columns, depth in found]
+
+
+def combinations(
+    all_rows: Sequence[int], all_columns: Sequence[int], all_depths: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """Return every (m, n, k). A missing n or k equals m. Raises RequestError if there are too many."""
     _reject_too_many(
         len(all_rows) * max(1, len(all_columns)) * max(1, len(all_depths)), "the ranges of --m, --n and --k"
     )
     return [
-        replace(like, m=rows, n=columns, k=depth)
+        (rows, columns, depth)
         for rows in all_rows
         for columns in all_columns or [rows]
         for depth in all_depths or [rows]
