@@ -752,6 +752,9 @@ def test_unsupported_and_misspelt_requests_are_reported(small_library: Library) 
         assert done.returncode == 2 and f"'{flag}': 2147483647 is not in the range 1<=x<=2147482624" in done.stderr
     done = call("hgemm", *words, "--sms", "10")
     assert done.returncode == 2 and "--sms needs --arch" in done.stderr
+    for verb in (words, ["explain", "--arch", "80"]):
+        done = call("hgemm", *verb, "--sms", 10**9)
+        assert done.returncode == 2 and "'--sms': 1000000000 is not in the range 1<=x<=1024" in done.stderr
     done = call("hgemm", *words, "--arch", "80")
     assert done.returncode == 0 and "108 SMs (A100): --sms sets another number" in done.stderr
 

@@ -19,7 +19,16 @@ from generator.arch import parse_arch, parse_arch_list
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
-from generator.cli.options import SIZE, Extents, filter_options, json_option, kind_from, kind_options, library_option
+from generator.cli.options import (
+    SIZE,
+    SMS,
+    Extents,
+    filter_options,
+    json_option,
+    kind_from,
+    kind_options,
+    library_option,
+)
 from generator.cli.output import OnOutcome, note_incomplete, note_left_out, planning, progress
 from generator.errors import HgemmError, ProofError, RequestError, unknown_word
 from generator.export.c_library import ExportOptions, compiler_failure, export
@@ -122,9 +131,9 @@ Examples:
 @click.option("--arch", default="", metavar="ARCH", help="The GPU: 86, or 'RTX 3090'. Default: this machine's.")
 @click.option(
     "--sms",
-    type=click.IntRange(1),
+    type=SMS,
     metavar="N",
-    help="SMs of that GPU. Default: those of the card, or of a common one.",
+    help="SMs of that GPU, at most 1024. Default: those of the card, or of a common one.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Print every kernel that supports the problem, best first.")
 @json_option

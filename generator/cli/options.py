@@ -47,6 +47,8 @@ output_library_option = click.option("-o", "--library", **_LIBRARY)
 """--library of a command that writes it."""
 SIZE = click.IntRange(1, MAX_EXTENT)
 """Of m, n, k or batch."""
+SMS = click.IntRange(1, 1024)
+"""Of a GPU. The largest ones have fewer than 200 (`hgemm.gpus.TYPICAL`); the cost model is not meant for far larger ones."""
 
 
 class Extents(click.ParamType):
@@ -252,7 +254,7 @@ _MODEL_OPTIONS = (
         metavar="NAME",
         help="Card: H200, 'RTX 4090'. Default: the card that --arch names, or the usual one of the architecture.",
     ),
-    click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of the card. Default: as in its table."),
+    click.option("--sms", type=SMS, metavar="N", help="SMs of the card. Default: as in its table."),
 )
 
 
