@@ -71,10 +71,10 @@ hgemm_status hgemm_open_driver(hgemm_driver const **driver) {
   *driver = &cuda;
   pthread_once(&opened, open_library);
   if (missing != NULL && *missing == '\0') {
-    return hgemm_fail(HGEMM_ERROR_NO_DRIVER, "no NVIDIA GPU: the driver (libcuda.so.1) is not installed");
+    return hgemm_fail(HGEMM_ERROR_NO_DRIVER, "cannot load libcuda.so.1: install an NVIDIA driver for CUDA 12");
   }
   if (missing != NULL) return hgemm_fail(HGEMM_ERROR_NO_DRIVER, "the driver has no %s: install a driver for CUDA 12", missing);
-  if (init_status != 0) return hgemm_fail(HGEMM_ERROR_NO_DEVICE, "no NVIDIA GPU: cuInit returned %d", init_status);
+  if (init_status != 0) return hgemm_fail_driver(&cuda, init_status, "start the driver"), HGEMM_ERROR_NO_DEVICE;
   return HGEMM_OK;
 }
 

@@ -10,7 +10,7 @@ static _Thread_local char message[MESSAGE_BYTES];
 
 static char const *const lines[] = {
     "HGEMM_OK: success",
-    "HGEMM_ERROR_NO_DRIVER: the NVIDIA driver (libcuda.so.1) is missing or too old",
+    "HGEMM_ERROR_NO_DRIVER: the NVIDIA driver is missing or too old",
     "HGEMM_ERROR_NO_DEVICE: this machine has no NVIDIA GPU",
     "HGEMM_ERROR_WRONG_DEVICE: no GPU has this number, or no context is current",
     "HGEMM_ERROR_UNSUPPORTED_DEVICE: no kernel of this library runs on this GPU",

@@ -27,7 +27,7 @@ static hgemm_status find_device(hgemm_handle *handle, int ordinal) {
   int count = 0;
   int status = cuda->device_count(&count);
   if (status != 0) return hgemm_fail_driver(cuda, status, "count devices");
-  if (count == 0) return hgemm_fail(HGEMM_ERROR_NO_DEVICE, "this machine has no NVIDIA GPU");
+  if (count == 0) return hgemm_fail(HGEMM_ERROR_NO_DEVICE, "the driver counts 0 GPUs");
   if (ordinal == HGEMM_CURRENT_CONTEXT) {
     status = cuda->current_context(&handle->context);
     if (status != 0 || handle->context == NULL || cuda->context_device(&handle->device) != 0) {
