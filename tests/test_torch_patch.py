@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 import hgemm.torch as hgemm_torch  # noqa: E402
 import hgemm.torch.layers as layers  # noqa: E402
 from generator.pack.models import model_of_module  # noqa: E402
-from hgemm.errors import UnsupportedError  # noqa: E402
+from hgemm.errors import ProblemError, RequestError, UnsupportedError  # noqa: E402
 
 
 @pytest.fixture
@@ -76,6 +76,23 @@ def test_names_select_layers(calls: list[str]) -> None:
             (name, "its name is not selected") for name in ("mlp", "head")
         }
     assert type(model["attention"]) is nn.Linear
+
+
+def test_patterns_that_match_no_layer_are_reported(calls: list[str]) -> None:
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({"up": nn.Linear(4, 4)}), "head": nn.Linear(4, 4)})
+    patch = hgemm_torch.patch(model, ["mlp", "*up"], exclude=["lm_head", "head"])
+    assert patch.unmatched == ["mlp", "lm_head"] and [one.name for one in patch.replaced] == ["mlp.up"]
+    assert "'mlp' matches no linear layer" in str(patch) and "'lm_head' matches no linear layer" in str(patch)
+    assert hgemm_torch.patch(nn.Sequential(nn.ReLU())).unmatched == ["*"]
+    patch = hgemm_torch.patch(model)
+    assert not patch.unmatched and "matches" not in str(patch)
+
+
+def test_patch_and_pack_reject_what_is_no_module() -> None:
+    with pytest.raises(ProblemError, match="^model is a str: pass a torch.nn.Module"):
+        hgemm_torch.patch("model")
+    with pytest.raises(RequestError, match="^module is a str: pass a torch.nn.Module"):
+        model_of_module("model")
 
 
 def test_tied_weights_stay_tied(calls: list[str]) -> None:

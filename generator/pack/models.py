@@ -437,8 +437,10 @@ def model_of_module(module: Any, name: str = "") -> Model:
     A layer has the activation that `hgemm.torch.patch(module, fuse=True, tanh_gelu=True)` would fuse. A layer of hgemm.torch.Linear
     has its own.
     The type is that of the first layer's weight.
-    Raises: RequestError if there is no such layer.
+    Raises: RequestError if there is no such layer, or `module` is not a torch module.
     """
+    if not hasattr(module, "named_modules"):
+        raise RequestError(f"module is a {type(module).__name__}: pass a torch.nn.Module")
     layers, dtypes, activations = [], [], _activations_that_patch_fuses(module)
     for path, part in module.named_modules():
         weight = getattr(part, "weight", None)

@@ -212,12 +212,13 @@ class Kept:
 class Patch:
     """The layers of a model that use the library. Use it as a context manager, or call `unpatch`.
 
-    Fields: `replaced` and `kept` list the linear layers. `str(patch)` shows them.
+    Fields: `replaced` and `kept` list the linear layers, and `unmatched` the patterns that match none. `str(patch)` shows all.
     """
 
     def __init__(self) -> None:
         self.replaced: list[Replaced] = []
         self.kept: list[Kept] = []
+        self.unmatched: list[str] = []
         self._undo: list[Callable[[], None]] = []
 
     def unpatch(self) -> None:
@@ -233,6 +234,7 @@ class Patch:
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} linear layers use the library, {len(self.kept)} do not"]
+        lines += [f"  {pattern!a} matches no linear layer" for pattern in self.unmatched]
         lines += [
             f"  {one.name}: {one.layer}" + f", then {one.activation}" * (one.activation != "none")
             for one in self.replaced
@@ -271,25 +273,38 @@ def patch(
         after a layer in the layer's kernel, in torch.nn.Sequential and in the MLPs of GPT-2, BERT, ViT, Llama and others, if
         the library has kernels for it. `tanh_gelu` also fuses approximations of gelu by tanh as gelu, which changes results
         by up to 0.0005. With `batch_invariant`, the bits of a row of a layer's output do not depend on the number of rows.
-    Raises: LibraryError if no library is set.
+    Raises: LibraryError if no library is set; ProblemError if `model` is not a torch.nn.Module.
     """
+    if not isinstance(model, nn.Module):
+        raise ProblemError(
+            f"model is a {type(model).__name__}: pass a torch.nn.Module, such as a model of transformers"
+        )
     used_library()
     done = Patch()
     fusions = fusions_of(model, tanh_gelu) if fuse else {}
+    named, excluded = _patterns(names), _patterns(exclude)
+    unmatched = dict.fromkeys((*named, *excluded))
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear) and _replacement(module) is None:
             continue
-        if not _matches(name, names) or _matches(name, exclude):
+        for pattern in [one for one in unmatched if fnmatchcase(name, one)]:
+            del unmatched[pattern]
+        if not _matches(name, named) or _matches(name, excluded):
             done.kept.append(Kept(name, "its name is not selected"))
         elif (found := _replacement(module)) is None:
             done.kept.append(Kept(name, f"it is a {type(module).__name__}, a subclass of Linear"))
         else:
             _patch_one(done, name, module, *found, fusions.get(id(module)), batch_invariant)
+    done.unmatched = [*unmatched]
     return done
 
 
-def _matches(name: str, patterns: str | Sequence[str]) -> bool:
-    return any(fnmatchcase(name, one) for one in ([patterns] if isinstance(patterns, str) else patterns))
+def _patterns(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else [*given]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, one) for one in patterns)
 
 
 def _patch_one(
