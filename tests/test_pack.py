@@ -27,8 +27,9 @@ from generator.pack.kernels import (
     dtypes_of,
     pack_model,
 )
-from generator.pack.models import MODELS, Layer, distinct, model_of_module, model_of_sizes, read_model
+from generator.pack.models import MODELS, Layer, Model, distinct, model_of_module, model_of_sizes, read_model
 from generator.spec import symbol_of
+from generator.store.library import Library
 from generator.tuning import catalog_tiles, planned_record
 from hgemm.dispatch_table import OF_KERNEL, DispatchTable, clocks_of
 from hgemm.packed import read_pack
@@ -143,6 +144,24 @@ def test_layers_are_packed_with_and_without_their_activation() -> None:
     words = [kind.activation for kind in Layer("a", 8, 8, True, "silu").kinds("bf16")]
     assert words == ["none", "silu"]
     assert Layer("a", 8, 8, True).kinds("tf32") == (Kind("tn", "tf32", "tf32", "f32", bias="row"),)
+
+
+def test_kernels_without_the_activation_can_be_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["pack", "--nk", "64x64", "--activation", "silu", "--arch", "80", "--rows", "8:8", "-j", "1"]
+    both = json.loads(hgemm(capsys, *words, "--dry-run", "--json")[1])
+    packed = {one["kind"] for choice in both["choices"] for one in choice["ranges"]}
+    assert packed == {str(kind) for kind in Layer("a", 64, 64, activation="silu").kinds("f16")} and len(packed) == 2
+    status, out, err = hgemm(capsys, *words, "--activation-only", "--to", tmp_path)
+    assert status == 0, err
+    assert {record.data["spec"]["activation"] for record in Library(tmp_path).records()} == {"silu"}
+    assert {layer.kind.activation for layer in read_pack(tmp_path)} == {"silu"}
+    assert [line.split()[5] for line in out.splitlines()[:2]] == ["activation", "silu"], "one row for the layer"
+
+
+def test_a_model_keeps_kernels_of_layers_that_have_no_activation() -> None:
+    layers = [Layer("gate", 64, 64, activation="silu"), Layer("up", 64, 64)]
+    (chooser,) = choosers_of(Model("mlp", tuple(layers)), ["sm_80"], ["f16"], rows=(8, 8), activation_only=True)
+    assert [(one.name, one.kind.activation) for one in chooser.layers()] == [("gate", "silu"), ("up", "none")]
 
 
 def test_tiles_of_the_catalog_are_candidates_with_any_bias_and_activation() -> None:
@@ -534,6 +553,7 @@ def test_a_pack_can_be_exported(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--nk", "8x8", "--arch", "81", "--to", "x"], "arch '81' is unknown"),
         (["--nk", "8by8", "--arch", "80", "--to", "x"], "--nk"),
         (["no/such/model", "--arch", "80", "--to", "x"], "cannot be read"),
+        (["--nk", "8x8", "--arch", "80", "--dry-run", "--activation-only"], "omit --activation-only"),
         (["config.json", "--bias", "row", "--arch", "80", "--to", "x"], "--bias applies to --nk only"),
         (
             ["config.json", "--layout", "tn", "--activation", "gelu", "--arch", "80", "--dry-run"],

@@ -38,7 +38,8 @@ model_type: {", ".join(MODELS)}. For any other model, --nk lists n and k of its 
 
 The cost model estimates each candidate for each layer and number of rows. The pack is a small set of kernels that is
 predicted to be within --loss of the best candidate everywhere. It contains q, k and v, and gate and up, both as separate
-layers and fused. Layers that are followed by an activation get kernels with the activation and without it.
+layers and fused. Layers that are followed by an activation get kernels with the activation, and kernels without
+it for programs that apply it themselves, such as `hgemm.torch.patch` without `fuse`. --activation-only leaves these out.
 
 With --invariant, all kernels of a layer sum k in one order, for products whose bits do not depend on the number of rows.
 
@@ -83,6 +84,7 @@ _CHECK_SHAPE = "8x128x256"
     metavar="PERCENT",
     help="Largest predicted loss of time to the best candidate. A larger one needs fewer kernels.",
 )
+@click.option("--activation-only", is_flag=True, help="Layers with an activation: only kernels that compute it.")
 @click.option("--invariant", is_flag=True, help="Only kernels that sum k in one order, without splits.")
 @click.option("--dry-run", is_flag=True, help="Print the layers and the number of kernels. Build nothing.")
 @click.option("--explain", is_flag=True, help="Also print which kernel serves which rows of a layer. Build nothing.")
@@ -103,6 +105,7 @@ def pack_command(
     activation: str,
     rows: tuple[int, int],
     loss: float,
+    activation_only: bool,
     invariant: bool,
     dry_run: bool,
     explain: bool,
@@ -124,7 +127,7 @@ def pack_command(
     dtypes = dtypes_of(read, dtype or "")
     _note(read, archs, dtype or "")
     layers = distinct(read.layers)
-    choosers = choosers_of(read, archs, dtypes, invariant, rows)
+    choosers = choosers_of(read, archs, dtypes, invariant, rows, activation_only)
     if dry_run or explain:
         choices = [chooser.choose(loss / 100) for chooser in choosers]
         if as_json:
@@ -226,7 +229,7 @@ def _chosen(choice: PackedKernels) -> str:
 def _layer_table(layers: Sequence[Layer], choices: Sequence[PackedKernels]) -> str:
     """Return a table of the layers, with the number of kernels that each uses on each architecture.
 
-    A layer that an activation follows has two rows: one counts the kernels without it, the other those with it.
+    A layer that an activation follows has a row for the kernels with it, and one for those without it if the pack has such kernels.
     """
     archs = list(dict.fromkeys(choice.arch for choice in choices))
     columns = {arch: f"kernels {arch}" if len(archs) > 1 else "kernels" for arch in archs}
@@ -238,7 +241,8 @@ def _layer_table(layers: Sequence[Layer], choices: Sequence[PackedKernels]) -> s
             for one in choice.ranges
             if one.layer == layer.name
         }
-        for activation in dict.fromkeys(("none", layer.activation)):
+        packed = {activation for _, activation, _ in used}
+        for activation in [one for one in dict.fromkeys(("none", layer.activation)) if one in packed]:
             rows.append(
                 {
                     "layer": layer.name,

@@ -169,10 +169,17 @@ class PackChooser:
     """Chooses the kernels of a pack for layers of one type on one architecture. Each kind is estimated once."""
 
     def __init__(
-        self, layers: Sequence[Layer], dtype: str, arch: str, rows: tuple[int, int] = ROWS, invariant: bool = False
+        self,
+        layers: Sequence[Layer],
+        dtype: str,
+        arch: str,
+        rows: tuple[int, int] = ROWS,
+        invariant: bool = False,
+        activation_only: bool = False,
     ) -> None:
         """`rows` are the fewest and the most rows of A. `invariant` chooses among kernels that sum k in one order, without splits.
 
+        With `activation_only`, no kernel leaves out a layer's activation.
         Raises: RequestError if the architecture has no kernel for a layer.
         """
         self.arch, self.target, self.invariant = arch, Target.typical(arch), invariant
@@ -182,7 +189,7 @@ class PackChooser:
         self.problems = [
             PackProblem(layer, SelectionQuery.dense(kind, (m, layer.n, layer.k, 1), workspace))
             for layer in layers
-            for kind in layer.kinds(dtype)
+            for kind in layer.kinds(dtype, activation_only)
             for m in self.rows
             for workspace in WORKSPACES
         ]
@@ -444,10 +451,16 @@ def choosers_of(
     dtypes: Sequence[str],
     invariant: bool = False,
     rows: tuple[int, int] = ROWS,
+    activation_only: bool = False,
 ) -> list[PackChooser]:
-    """Return a chooser for each architecture and type. Raises: RequestError if one has no kernel for a layer."""
+    """Return a chooser for each architecture and type.
+
+    Raises: RequestError if one has no kernel for a layer, or if no layer has an activation, with `activation_only`.
+    """
     layers = distinct(model.layers)
-    return [PackChooser(layers, dtype, arch, rows, invariant) for arch in archs for dtype in dtypes]
+    if activation_only and all(layer.activation == "none" for layer in layers):
+        raise RequestError("no layer has an activation that kernels fuse: omit --activation-only")
+    return [PackChooser(layers, dtype, arch, rows, invariant, activation_only) for arch in archs for dtype in dtypes]
 
 
 def pack_model(
@@ -459,15 +472,17 @@ def pack_model(
     invariant: bool = False,
     rows: tuple[int, int] = ROWS,
     progress: Callable[[str], object] | None = None,
+    activation_only: bool = False,
 ) -> Pack:
     """Build the kernels of a model into the library in `folder`, in one process per core. This is `hgemm pack`.
 
     `arch` is a list such as sm_90a or 80,90a. `dtype` is the model's own if it is not given. `invariant` packs kernels that sum k
     in one order. `rows` are the fewest and the most rows of a call. `progress` is called with a line for each kernel.
+    With `activation_only`, layers with an activation get no kernels without it.
     Raises: RequestError for an unknown architecture or type, LibraryError if the folder cannot be written.
     """
     settings = Settings(Library(folder), templates_folder())
-    choosers = choosers_of(model, parse_arch_list(arch), dtypes_of(model, dtype), invariant, rows)
+    choosers = choosers_of(model, parse_arch_list(arch), dtypes_of(model, dtype), invariant, rows, activation_only)
 
     @contextmanager
     def started(choices: Sequence[PackedKernels], total: int) -> Iterator[Callable[[Outcome], None]]:

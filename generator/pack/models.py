@@ -43,11 +43,11 @@ class Layer:
     layout: str = "tn"
     fused: bool = False
 
-    def kinds(self, dtype: str) -> tuple[Kind, ...]:
-        """Return the kinds of product to pack: without the activation, and with it if there is one."""
+    def kinds(self, dtype: str, activation_only: bool = False) -> tuple[Kind, ...]:
+        """Return the kinds of product to pack: without the activation, and with it if there is one; or only the last."""
         bias = "row" if self.bias else "none"
         out = "f32" if dtype == "tf32" else dtype
-        words = dict.fromkeys(("none", self.activation))
+        words = dict.fromkeys(("none", self.activation)) if not activation_only else (self.activation,)
         return tuple(Kind(self.layout, dtype, dtype, out, bias=bias, activation=word) for word in words)
 
 
@@ -107,7 +107,7 @@ def _activation_note(word: str) -> str:
     if word in TANH_GELUS:
         return (
             f"{word} approximates gelu by tanh; kernels with activation gelu compute gelu itself, which differs by at most "
-            f"{TANH_GELU_ERROR}; kernels without an activation are packed too"
+            f"{TANH_GELU_ERROR}"
         )
     return "" if word in FUSED_ACTIVATIONS else f"no kernel fuses {word}: the pack has kernels without an activation"
 
