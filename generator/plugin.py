@@ -95,7 +95,8 @@ def verify(request: VerifyRequest) -> Iterator[Verified]:
     library = Library(request.folder)
     symbols = choose(library, tuple(request.symbols), KernelFilter())
     if not request.symbols:
-        library.reject_damaged()
+        for error in library.damaged().values():
+            raise error
     for one in _on_cpu(library, symbols, request) if request.device == "cpu" else _on_gpu(symbols, request):
         cases = tuple(check["case"] for check in one.shapes)
         reason = "" if one.passed else one.reason

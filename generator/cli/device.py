@@ -29,7 +29,7 @@ from generator.device_check import (
     outcome_line,
     outcome_summary,
 )
-from generator.errors import RequestError
+from generator.errors import LibraryError, RequestError
 from generator.store.library import Library
 from generator.store.query import KernelFilter, choose, resolve_one, select_rows
 from generator.tuning import GeneratedCandidates, Search, archs_of
@@ -359,7 +359,8 @@ def verify_command(
     if junit:
         click.echo(f"hgemm: wrote {junit}", err=True)
     if not (symbols or filters["kernels"]):
-        opened.reject_damaged()  # last, so that one damaged record leaves no other kernel unchecked
+        if damaged := opened.damaged():  # last, so that one damaged record leaves no other kernel unchecked
+            raise LibraryError(f"not checked, because of a damaged record: {', '.join(damaged)}")
     ctx.exit(int(any(outcome.failed for outcome in outcomes) or not any(outcome.passed for outcome in outcomes)))
 
 

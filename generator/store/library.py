@@ -213,9 +213,15 @@ class Library:
         flats = (record.flat() for record in self._read(scan(self.folder)))
         return [flat for flat in flats if matches(where, flat)]
 
-    def reject_damaged(self) -> None:
-        """Raise LibraryError if a record is damaged. `rows` skips it, but a kernel that nothing checks is no success."""
-        read_usable_records(self.folder, scan(self.folder).keys() - {str(row["symbol"]) for row in self.rows()})
+    def damaged(self) -> dict[str, LibraryError]:
+        """Return the errors of damaged records by symbol. `rows` skips them, but a kernel that nothing checks is no success."""
+        found = {}
+        for symbol in sorted(scan(self.folder).keys() - {str(row["symbol"]) for row in self.rows()}):
+            try:
+                read_usable_records(self.folder, [symbol])
+            except LibraryError as error:
+                found[symbol] = error
+        return found
 
     def records(self, where: Node = EVERYTHING) -> Iterator[Record]:
         """Yield the records that meet a condition, read from their folders and checked."""
