@@ -162,14 +162,21 @@ def test_verify_takes_shapes_and_prints_json(library: Library, host_toolchain: H
     assert answer["checks"] == json.loads(invoke(verify.verify_command, *arguments).stdout)[0]["checks"]
 
 
-def test_a_damaged_record_fails_the_check_of_a_library(library: Library, small_library: Library) -> None:
+def test_a_damaged_record_fails_the_check_of_a_library(
+    library: Library, small_library: Library, caplog: pytest.LogCaptureFixture
+) -> None:
     (record,) = library.records()
     other = next(row["symbol"] for row in small_library.rows() if row["symbol"] != record.symbol)
     shutil.copytree(small_library.folder / other, library.folder / other)
     (library.folder / other / "record.json").write_text("{")
     for words in ([], ["--arch", record.data["arch"]]):
+        caplog.clear()
         result = invoke(verify.verify_command, "--emulate", "--library", library.folder, *words)
-        assert f"{other}/record.json" in str(result.exception) and result.exception.exit_code == 1
+        assert f"ok    {record.symbol}" in result.stdout and result.exception.exit_code == 1
+        assert other in str(result.exception) and "record.json" not in str(result.exception)
+        assert [f"{other}/record.json is not" in one.getMessage() for one in caplog.records] == [True], (
+            "one description"
+        )
     only = invoke(verify.verify_command, "--emulate", "--library", library.folder, record.symbol)
     assert only.exit_code == 0 and only.stdout.startswith(f"ok    {record.symbol}  ")
 

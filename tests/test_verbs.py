@@ -516,19 +516,6 @@ def test_verify_fails_if_nothing_runs(driver: FakeDriver, device_folder: Path) -
     assert call_on_device("verify", "--device", "--library", device_folder, "hgemm_unfit").exit_code == 1
 
 
-def test_verify_checks_the_others_and_describes_a_damaged_record_once(
-    driver: FakeDriver, device_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (device_folder / "hgemm_other" / "record.json").write_text("{")
-    words = ["verify", "--device", "--library", device_folder, "--shapes", "8x8x8"]
-    result = call_on_device(*words)
-    assert "ok    hgemm_good" in result.stdout and "hgemm_other" not in result.stdout
-    assert result.exception.exit_code == 1 and "hgemm_other" in str(result.exception)
-    (warning,) = caplog.records
-    assert "record.json is not a JSON document" in warning.getMessage() and "JSON" not in str(result.exception)
-    assert call_on_device(*words, "hgemm_good").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message", "exit_code"),
     [
