@@ -25,7 +25,7 @@ from hgemm.epilogue import NONE
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.invariance import KOrder, keeps_order, order_key
 from hgemm.plugin import MODULE, load
-from hgemm.selection import WGMMA_CAPABILITY, Choice, FallbackWatch, Selector, wgmma_computes
+from hgemm.selection import WGMMA_CAPABILITY, Choice, FallbackWatch, Found, Selector, wgmma_computes
 from hgemm.selection_query import SelectionQuery, Target
 
 _LOG = logging.getLogger("hgemm")
@@ -101,18 +101,19 @@ class GrowingSelector(Selector):
         if current is not self:  # the library has grown since this selector was made
             return current.choose_any(queries)
         queries = [replace(query, cublas_order=True) if query.batch_invariant else query for query in queries]
-        if self._growth.grows(self, queries):
+        found = self.best_of(queries)
+        missing = self.missing(queries, found)
+        if missing and self._growth.grows(missing, queries):
             return self._library.selector(self.target).choose_any(queries)
-        choice = super().choose_any(queries)
+        choice = self.chosen(queries, found)
         if choice.order and queries[0].batch_invariant:
             self._growth.orders.setdefault((self.target, order_key(queries[0])), choice.order)
         return choice
 
-    def missing(self, queries: Sequence[SelectionQuery]) -> Missing | None:
-        """Return the kernel that a call lacks, or None if it lacks none."""
+    def missing(self, queries: Sequence[SelectionQuery], found: Found | None) -> Missing | None:
+        """Return the kernel that a call lacks, or None if it lacks none. `found` is that of `best_of`."""
         if any(query.kind.epilogue != NONE and query.expression == NONE for query in queries):
             return None  # only the hash of its expression is known
-        found = self.best_of(queries)
         if found is None:
             return Missing(queries[0], self.target, size_of_problem(queries[0], self.target.sms))
         query, choice = found
@@ -176,13 +177,12 @@ class Growth:
         """The accumulation orders that batch-invariant products have, by device, kind, n and k."""
         self._tried: set[tuple[object, ...]] = set()
 
-    def grows(self, selector: GrowingSelector, queries: Sequence[SelectionQuery]) -> bool:
-        """Build the kernel that a call lacks. Return whether the library has changed.
+    def grows(self, missing: Missing, queries: Sequence[SelectionQuery]) -> bool:
+        """Build the kernel that a call lacks, if it was not tried before. Return whether the library has changed.
 
         Raises: HgemmError if no kernel supports the call and none can be built now. Otherwise the call uses a slower kernel.
         """
-        missing = selector.missing(queries)
-        if missing is None or self._is_tried(missing):
+        if self._is_tried(missing):
             return False
         kind, required = missing.query.kind, not missing.clocks
         try:
@@ -193,7 +193,7 @@ class Growth:
             return False
         try:
             with self._lock, locked(self._library.folder):
-                return self._grows(selector.target, queries)
+                return self._grows(missing.target, queries)
         except HgemmError as error:
             if required:
                 raise
@@ -207,10 +207,10 @@ class Growth:
     def _grows(self, target: Target, queries: Sequence[SelectionQuery]) -> bool:
         self._library.refresh()  # another thread or process may have built it meanwhile
         selector = self._library.selector(target)
-        missing = selector.missing(queries) if isinstance(selector, GrowingSelector) else None
-        if missing is None:
+        if not isinstance(selector, GrowingSelector):
             return True
-        if self._is_tried(missing):
+        missing = selector.missing(queries, selector.best_of(queries))
+        if missing is None or self._is_tried(missing):
             return True
         folder, query, began = self._library.folder, missing.query, time.perf_counter()
         symbol = self._find_builder()(folder, missing)

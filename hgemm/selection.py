@@ -108,6 +108,10 @@ class Choice:
         return "ptx" if self.code_match == PTX else "cubin"
 
 
+Found = tuple[SelectionQuery, Choice]
+"""A description of a product, and the kernel chosen for it."""
+
+
 class Selector:
     """Selection from a dispatch table on one device.
 
@@ -226,7 +230,10 @@ class Selector:
 
         Raises: UnsupportedError with the reasons for the first one if no kernel supports any.
         """
-        found = self.best_of(queries)
+        return self.chosen(queries, self.best_of(queries))
+
+    def chosen(self, queries: Sequence[SelectionQuery], found: Found | None) -> Choice:
+        """Return the choice that `best_of` found. Raises UnsupportedError with the reasons if it is None."""
         if found is None:
             raise UnsupportedError(self._reason(queries[0]))
         query, choice = found
@@ -234,7 +241,7 @@ class Selector:
             self.watch.note(self, query, choice)
         return choice
 
-    def best_of(self, queries: Sequence[SelectionQuery]) -> tuple[SelectionQuery, Choice] | None:
+    def best_of(self, queries: Sequence[SelectionQuery]) -> Found | None:
         """Return the query that has the best kernel, and this kernel, or None."""
         found = [(query, choice) for query in queries if (choice := self.find(query))]
         return min(found, key=lambda one: (one[1].code_match, one[1].clocks)) if found else None
