@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -69,7 +69,7 @@ class TensorMap:
     edge: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        entry = {**asdict(self), "box": [*self.box]}
+        entry = {**vars(self), "box": [*self.box]}
         return entry if self.edge else {name: value for name, value in entry.items() if name != "edge"}
 
 
