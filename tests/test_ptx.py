@@ -196,6 +196,16 @@ def test_malformed_ptx_is_rejected(text, reason):
         translate(parse(HEAD + BLOCK + text + "\nret;\n}"))
 
 
+def test_truncated_ptx_is_reported_with_its_last_line():
+    """Wherever the text ends between the name of the kernel and the brace that closes it."""
+    text = HEAD + BLOCK + "{ mov.u32 %r1, 1; }\nmov.b64 %rd1, {%r1, %r2};\nret; // end\n}"
+    for end in range(text.index("k()") + 1, len(text)):
+        line = text[:end].replace("// end", "").rstrip(" \n/").count("\n") + 1
+        with pytest.raises(PtxError, match=f"ends at line {line}, inside kernel k: the file is truncated"):
+            parse(text[:end])
+    assert parse(text).kernels
+
+
 @pytest.mark.parametrize(
     "text", ["/* " * 200_000, ".entry a(" * 50_000, ".entry k" + " " * 300_000 + "x", ".entry a " * 50_000]
 )

@@ -304,17 +304,22 @@ def _head(text: str, entry: re.Match) -> _Head | None:
     if text.startswith("(", at):
         close = text.find(")", at)
         if close < 0:
-            raise PtxError(f"the parameters of kernel {entry['name']} have no end")
+            raise _truncated(text, entry["name"])
         parameters, at = text[at + 1 : close], close + 1
     brace = _BODY.search(text, at)
     if not brace:
-        raise PtxError(f"kernel {entry['name']} has no body")
+        raise _truncated(text, entry["name"])
     if brace[0] == ";":
         return None
     return _Head(entry["name"], parameters, text[at : brace.start()], brace.end())
 
 
 _SPACE, _BODY = re.compile(r"\s*"), re.compile(r"[{;]")
+
+
+def _truncated(text: str, kernel: str) -> PtxError:
+    line = text.rstrip().count("\n") + 1
+    return PtxError(f"the text ends at line {line}, inside kernel {kernel}: the file is truncated, so write it again")
 
 
 def _kernel(head: _Head) -> PtxKernel:
@@ -365,7 +370,7 @@ class _Body:
     """Reads one entry function: from its opening brace to the closing one."""
 
     def __init__(self, text: str, head: _Head, ends: list[int], files: dict[int, str]) -> None:
-        self._text, self._ends, self._files = text, ends, files
+        self._name, self._text, self._ends, self._files = head.name, text, ends, files
         self._scopes = [_Scope("")]
         self._blocks = 0
         self._location: Location | None = None
@@ -387,7 +392,10 @@ class _Body:
         while True:
             match = _TOKEN.match(self._text, at)
             if not match:
-                shown = _SPACES.sub(" ", self._text[at : at + 60]).strip()
+                rest = self._text[at:]
+                if ";" not in rest and rest.count("}") <= rest.count("{"):  # no statement and no block ends
+                    raise _truncated(self._text, self._name)
+                shown = _SPACES.sub(" ", rest[:60]).strip()
                 raise PtxError(f"line {self._line(at)} of the PTX is not understood: {shown}")
             at = match.end()
             kind = match.lastgroup
