@@ -12,15 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
-
-try:
-    import pynvml
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-except ImportError as error:
-    raise SystemExit(f"{error}: pip install nvidia-ml-py torch transformers") from None
 
 POWER_INSTANT_FIELD = 186
 """NVML_FI_DEV_POWER_INSTANT, in mW."""
@@ -31,6 +25,9 @@ PRODUCT_NAMES = ("nvjet", "gemm", "cutlass")
 
 def sampled(run: Callable[[], None], seconds: float) -> dict[str, float]:
     """Run something again and again. Return milliseconds of a run, and medians of clock and power in the second half."""
+    import pynvml
+    import torch
+
     device, samples, stop = pynvml.nvmlDeviceGetHandleByIndex(0), [], threading.Event()
 
     def sample() -> None:
@@ -57,8 +54,10 @@ def sampled(run: Callable[[], None], seconds: float) -> dict[str, float]:
     }
 
 
-def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def captured(run: Callable[[], object]) -> Any:
     """Warm up and return a CUDA graph."""
+    import torch
+
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -70,8 +69,10 @@ def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def kernel_ms(graph: torch.cuda.CUDAGraph) -> dict[str, float]:
-    """Return the milliseconds of a replay that products take, and those of all other kernels."""
+def kernel_ms(graph: Any) -> dict[str, float]:
+    """Return the milliseconds of a replay of a CUDA graph that products take, and those of all other kernels."""
+    import torch
+
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         graph.replay()
         torch.cuda.synchronize()
@@ -83,8 +84,10 @@ def kernel_ms(graph: torch.cuda.CUDAGraph) -> dict[str, float]:
     return {kind: round(ms, 3) for kind, ms in found.items()}
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, seconds: float) -> dict[str, float]:
-    """Return the rate, clock and power of one product, launched again and again."""
+def product(x: Any, weight: Any, seconds: float) -> dict[str, float]:
+    """Return the rate, clock and power of one product of tensors, launched again and again."""
+    import torch
+
     out = x.new_empty(x.shape[0], weight.shape[0])
     graph = captured(lambda: [torch.mm(x, weight.t(), out=out) for _ in range(LAUNCHES)])
     found = sampled(graph.replay, seconds)
@@ -99,9 +102,25 @@ def product(x: torch.Tensor, weight: torch.Tensor, seconds: float) -> dict[str, 
     "--seconds", default=2.5, show_default=True, help="Seconds of the model; each product takes half as long."
 )
 @click.option("--json", "path", type=click.Path(path_type=Path), required=True, help="Where to write the results.")
-@torch.inference_mode()
 def main(tokens: int, layers: int, seconds: float, path: Path) -> None:
+    try:
+        import pynvml
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise SystemExit(f"{error}: pip install nvidia-ml-py torch transformers") from None
     pynvml.nvmlInit()
+    with torch.inference_mode():
+        document = measured(tokens, layers, seconds)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    click.echo(json.dumps(document, indent=1))
+
+
+def measured(tokens: int, layers: int, seconds: float) -> dict[str, Any]:
+    """Return the figures of the model and of its products."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=4096,
@@ -113,7 +132,7 @@ def main(tokens: int, layers: int, seconds: float, path: Path) -> None:
     )
     model = LlamaForCausalLM(config).to("cuda", torch.float16).eval()
     ids = torch.randint(0, config.vocab_size, (1, tokens), device="cuda")
-    operands: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    operands: dict[str, tuple[Any, Any]] = {}
 
     def keep(name: str) -> Callable:
         return lambda module, inputs, output: operands.update({name: (inputs[0].flatten(0, -2).clone(), module.weight)})
@@ -124,7 +143,7 @@ def main(tokens: int, layers: int, seconds: float, path: Path) -> None:
     for hook in hooks:
         hook.remove()
     graph = captured(lambda: model(ids))
-    document = {
+    return {
         "device": torch.cuda.get_device_name(),
         "tokens": tokens,
         "layers": layers,
@@ -138,8 +157,6 @@ def main(tokens: int, layers: int, seconds: float, path: Path) -> None:
             for name, (x, weight) in operands.items()
         },
     }
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    click.echo(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

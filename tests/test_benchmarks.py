@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import ROOT
 
-from benchmarks import activation_cost, batch_invariance, compile_time, cost_model, cutlass, models
+from benchmarks import activation_cost, batch_invariance, compile_time, cost_model, cutlass, models, nvidia_protocol
 from benchmarks.cost_model import Configuration, asked, distance, matched
 from benchmarks.cpi import Failed, check_code, compile_for, judge, measure, probes
 from generator.build.inspect import MachineCode, disassemble, read_cubin
@@ -258,3 +262,33 @@ def test_estimates_have_the_measured_time_of_activations() -> None:
         ratios.setdefault(name, []).append(measured / estimated)
     assert {*ratios} == {*ACTIVATIONS} - {"none"}
     assert all(0.97 < geometric_mean(found) < 1.03 for found in ratios.values())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_help_of_a_script_needs_no_gpu_and_no_torch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "pynvml", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    main = getattr(importlib.import_module(f"benchmarks.{path.stem}"), "main", None)
+    if isinstance(main, click.Command):
+        assert CliRunner().invoke(main, ["--help"]).exit_code == 0
+
+
+def test_squares_are_written_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    import hgemm.torch
+
+    def square(size: int, dtype: str) -> dict[str, object]:
+        if size == 4096:
+            raise KeyboardInterrupt
+        return {"size": size, "difference": 0.0}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(hgemm.torch, "use", lambda library: None)
+    monkeypatch.setattr(hgemm, "open", lambda folder: None)
+    monkeypatch.setattr(nvidia_protocol, "driver_cuda", lambda: 13000)
+    monkeypatch.setattr(nvidia_protocol, "open_device", lambda: SimpleNamespace(name="a GPU"))
+    monkeypatch.setattr(nvidia_protocol, "square", square)
+    assert CliRunner().invoke(nvidia_protocol.main, ["--json", str(tmp_path / "found.json")]).exit_code == 1
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [row["size"] for row in found["rows"]] == [1024, 2048]
