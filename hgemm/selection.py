@@ -446,7 +446,7 @@ class FallbackWatch:
         key = (query.kind.code, choice.symbol)
         if query.kind.epilogue != NONE:  # `hgemm cover` takes no expression
             return
-        if key in self.noted or not self.falls_back(selector, query):
+        if choice.symbol in self.wgmma or key in self.noted or not self.falls_back(selector, query):
             return
         self.noted.add(key)
         _LOG.warning(
