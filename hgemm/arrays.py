@@ -158,8 +158,9 @@ def _from_dlpack(array: Any, name: str) -> View:
         if int(kind) == _CPU_KIND:
             raise HostArrayError(name)
         raise ProblemError(f"{name} is in memory of DLPack device {int(kind)}, and kernels read a GPU's: copy it there")
+    stream = None if _waits(array) else _NO_SYNCHRONISATION
     with _exporting(array, int(ordinal)):  # the capsule keeps its name, so its own destructor frees the tensor
-        capsule = array.__dlpack__(stream=_NO_SYNCHRONISATION)
+        capsule = array.__dlpack__(stream=stream)
     tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else dense_strides(shape)
@@ -167,6 +168,14 @@ def _from_dlpack(array: Any, name: str) -> View:
         raise ProblemError(f"{name} has elements of {tensor.dtype.lanes} lanes: only 1 is supported")
     dtype = f"{_DTYPE_CODES.get(tensor.dtype.code, 'type')}{tensor.dtype.bits}"
     return View((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, int(ordinal))
+
+
+def _waits(array: Any) -> bool:
+    """Wait for an array of JAX, and return whether it is one. JAX computes on its own streams, which no caller can name."""
+    if not _JAX & {*_packages(type(array))}:
+        return False
+    array.block_until_ready()
+    return True
 
 
 def _exporting(array: Any, ordinal: int) -> AbstractContextManager[Any]:
@@ -313,7 +322,7 @@ def new_array(like: Any, shape: Shape, dtype: str = "") -> Any:
     try:
         if make is not None:
             return make(like, shape, name)
-        if hasattr(like, "__array_namespace__") and not _IMMUTABLE & {*_packages(type(like))}:  # the array API standard
+        if hasattr(like, "__array_namespace__") and not _JAX & {*_packages(type(like))}:  # the array API standard
             library = like.__array_namespace__()
             return library.empty(shape, dtype=getattr(library, name) if name else like.dtype, device=like.device)
     except (AttributeError, TypeError) as error:  # a type that the library lacks
@@ -428,14 +437,22 @@ def _read_any(array: Any) -> Signature:
     try:
         interface = array.__cuda_array_interface__
     except AttributeError:
-        found = view(array, "an operand")
-        return found.pointer, found.shape, found.strides, found.dtype, found.device
+        return _read_whole(array)
     pointer, readonly = interface["data"]
     device = ordinal_of(pointer) if pointer else 0
     return pointer, tuple(interface["shape"]), interface.get("strides"), interface["typestr"], readonly, device
 
 
-_MAKERS = {"torch": _torch, "cupy": _cupy, "numba": _numba, "numpy": _numpy}
+def _read_whole(array: Any) -> Signature:
+    found = view(array, "an operand")
+    return found.pointer, found.shape, found.strides, found.dtype, found.device
+
+
+def _jax() -> ArrayAdapter:
+    return ArrayAdapter(_read_whole)
+
+
+_JAX = {"jax", "jaxlib"}
+"""The packages of JAX. Its arrays must not be written."""
+_MAKERS = {"torch": _torch, "cupy": _cupy, "numba": _numba, "numpy": _numpy, **dict.fromkeys(_JAX, _jax)}
 """By the package of an array type or of one of its base classes."""
-_IMMUTABLE = {"jax", "jaxlib"}
-"""Packages whose new arrays must not be written."""

@@ -82,6 +82,27 @@ def test_arrays_of_other_libraries_need_out(monkeypatch: pytest.MonkeyPatch) -> 
         hgemm.matmul(Standard(numbers(8, 8)), Standard(numbers(8, 8)))
 
 
+class OnStreamsOfItsOwn(Cuda):
+    """An array such as those of JAX, whose elements may not be computed yet."""
+
+    ready = False
+
+    def block_until_ready(self) -> None:
+        self.ready = True
+
+    def __dlpack__(self, *, stream: int | None):
+        assert self.ready and stream is None
+        return super().__dlpack__(stream=0)
+
+
+def test_products_wait_for_arrays_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnStreamsOfItsOwn, "__module__", "jaxlib._jax")
+    a, b, out = numbers(40, 64), numbers(64, 48), np.zeros((40, 48), "f2")
+    for _ in range(2):
+        hgemm.matmul(OnStreamsOfItsOwn(a), OnStreamsOfItsOwn(b), Cuda(out))
+    assert (out == product(a, b)).all()
+
+
 def test_functions_shadow_modules_of_the_same_name() -> None:
     """A module named hgemm.matmul would hide the function once it is imported."""
     text = "import hgemm, hgemm.library, hgemm.products; assert callable(hgemm.matmul) and callable(hgemm.linear)"

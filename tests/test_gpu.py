@@ -623,6 +623,22 @@ def test_cupy_and_torch_share_a_product(matmul_library, torch) -> None:
     assert isinstance(out, cupy.ndarray) and (torch.as_tensor(out).double() == expected).all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_arrays_of_jax_multiply_once_they_are_computed(matmul_library, torch, dtype: str, monkeypatch) -> None:
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = pytest.importorskip("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("this jax finds no GPU")
+    a = jax.random.randint(jax.random.key(0), (256, 128), -1, 2).astype(dtype)
+    w, out = jax.random.randint(jax.random.key(1), (128, 128), -1, 2).astype(dtype), []
+    for _ in range(2):
+        out.append(torch.zeros(256, 128, device="cuda", dtype=getattr(torch, dtype)))
+        matmul_library.matmul(a, w.T, out=out[-1])
+        a = a + a  # JAX computes it while the next call begins
+    expected = torch.from_dlpack(a).double() @ torch.from_dlpack(w).double().t() / 4
+    assert torch.equal(out[0].double(), expected) and torch.equal(out[1].double(), 2 * expected)
+
+
 def test_numba_arrays_multiply(matmul_library, torch) -> None:
     cuda = pytest.importorskip("numba.cuda")
     a, b = whole(torch, 64, 64), whole(torch, 64, 64)
