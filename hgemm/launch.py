@@ -55,7 +55,8 @@ class Matrix:
         elif self.pointer % align_bytes:
             yield f"{name} begins at an address that is not a multiple of {align_bytes} B, the kernel's alignment"
         if self.leading < self.columns:
-            yield f"{name}'s leading dimension {self.leading} is less than its {self.columns} contiguous elements: its rows overlap, copy it"
+            overlap = f"{name}'s leading dimension {self.leading} is less than its {self.columns} contiguous elements"
+            yield f"{overlap}: its rows overlap, copy it"
         elif self.leading % self.align:
             nearest = -(-self.leading // self.align) * self.align
             yield (
