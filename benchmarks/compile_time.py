@@ -250,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
     report = dict(
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         machine=about,
         arch=args.arch,
         tile="128x128x32",
