@@ -29,6 +29,7 @@ import hgemm
 from generator.export.c_library import ExportOptions, export
 from hgemm.device import driver, open_device
 from hgemm.dispatch_table import DispatchTable
+from hgemm.errors import HgemmError
 from hgemm.launch import ctas
 from hgemm.library import Library, open_library
 from hgemm.problem import Kind
@@ -146,11 +147,11 @@ _JSON = click.option("--json", "json_path", type=click.Path(path_type=Path), hel
 @_JSON
 def python_command(library: Path, json_path: Path | None) -> None:
     """Time calls from Python, in microseconds: medians of rounds in which each call has its turn."""
+    opened, device = hgemm.open(library), open_device()
     import torch
 
-    opened = hgemm.open(library)
     found = {
-        "device": open_device().name,
+        "device": device.name,
         "driver": int(driver().cuDriverGetVersion()[1]),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -246,4 +247,7 @@ def blas_command(exported: Path, cublas: Path, json_path: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (HgemmError, ImportError) as error:
+        sys.exit(f"call_overhead: error: {error}")
