@@ -126,11 +126,17 @@ def stamp_of(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns}:{status.st_size}"
 
 
+EXPORT_MANIFEST, EXPORT_TABLE = "MANIFEST.json", "table.json"
+"""Files of an exported C library."""
+
+
 def require_library(library: Path) -> None:
-    """Raise LibraryError if there is no library folder at this path."""
+    """Raise LibraryError if there is no library folder at this path, or an exported C library."""
     if not library.exists():
         raise LibraryError(f"library {library} does not exist: {missing_hint(library)}")
     reject_file(library)
+    if all((library / name).is_file() for name in (EXPORT_MANIFEST, EXPORT_TABLE)):
+        raise LibraryError(f"library {library} is an exported C library: name the library that it was exported from")
 
 
 def reject_file(library: Path) -> None:

@@ -18,7 +18,7 @@ from generator.build.emit import EmittedKernel, emit
 from generator.build.pipeline import planned_sections
 from generator.build.toolchain import templates_folder
 from generator.catalog import group_names, load_catalog
-from generator.export.c_library import MANIFEST, ExportOptions, export
+from generator.export.c_library import EXPORT_MANIFEST, ExportOptions, export
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.dispatch_table import kind_of
@@ -117,10 +117,10 @@ def export_paper(library: Library, to: Path, name: str = "hgemm", compiler: str 
 
 def check_manifest(folder: Path) -> list[str]:
     """Return what differs from an export's manifest: files that are missing, changed or more."""
-    wanted = json.loads((folder / MANIFEST).read_bytes())["files"]
+    wanted = json.loads((folder / EXPORT_MANIFEST).read_bytes())["files"]
     found = {}
     for path in folder.rglob("*"):
-        if path.is_file() and path.name != MANIFEST:
+        if path.is_file() and path.name != EXPORT_MANIFEST:
             text = path.read_bytes()
             found[path.relative_to(folder).as_posix()] = {
                 "sha256": hashlib.sha256(text).hexdigest(),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL, call, executable_of
+from conftest import ROOT, SMALL, call, executable_of, hgemm
 from exports import check_manifest, export_paper, fake_driver, loaded, need_compiler
 
 from generator import __version__
@@ -113,6 +113,14 @@ def test_no_path_of_this_machine_is_inside(paper_export: Path, tmp_path_factory:
         if path.is_file():
             content = path.read_bytes()
             assert str(ROOT).encode() not in content and b"pytest-of" not in content, path
+
+
+def test_an_export_is_not_opened_as_a_library(paper_export: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for build in (False, True):
+        with pytest.raises(LibraryError, match="is an exported C library: name the library"):
+            open_library(paper_export, build=build)
+    status, _, err = hgemm(capsys, "list", "--library", paper_export)
+    assert status == 1 and "is an exported C library" in err
 
 
 def test_files_of_other_folders_are_kept(paper_library: Library, tmp_path: Path) -> None:

@@ -276,7 +276,8 @@ def test_types_filter_in_any_spelling(folder: Path) -> None:
 
 
 def test_missing_library_gives_a_one_line_error(tmp_path: Path) -> None:
-    for verb, arguments in (("list", []), ("show", ["x"]), ("reindex", []), ("gc", [])):
+    tune = ("tune", ["--no-generate", "--shapes", "8x8x8"])
+    for verb, arguments in (("list", []), ("show", ["x"]), ("reindex", []), ("gc", []), tune):
         error = call(verb, *arguments, "--library", tmp_path / "none").exception
         assert isinstance(error, LibraryError) and "does not exist: run `generate` first" in str(error)
 

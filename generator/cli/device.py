@@ -40,6 +40,7 @@ from hgemm.disk import require_writable
 from hgemm.dispatch_table import default_options, kind_of, row_of, with_default_raster
 from hgemm.junit import JunitSuite, JunitTest, junit_option, write_junit
 from hgemm.kernel import Kernel
+from hgemm.library import require_library
 from hgemm.options import FILE, SEED, FiniteRange
 from hgemm.problem import LaunchOptions, parse_raster
 from hgemm.selection_query import SelectionQuery, Target
@@ -526,6 +527,8 @@ def tune_command(
     **options,
 ) -> None:
     options["epilogue"] = epilogue.resolved(options["epilogue"], Path())
+    if not generate:
+        require_library(library)
 
     def source(plan: TunePlan, target: Target) -> CandidateSource:
         opened = Library(library)

@@ -21,7 +21,6 @@ from generator.export.blas import blas_files, build_blas
 from generator.export.c_sources import Images, epilogues_of, images_of, table_c, table_h, with_enums
 from generator.store.files import (
     EXPORT_FORMAT,
-    EXPORT_MANIFEST,
     disk_errors,
     exported_files,
     remove_abandoned,
@@ -32,7 +31,7 @@ from generator.store.planned import require_planned
 from generator.store.proofs import subject_of
 from hgemm.dispatch_table import DispatchTable
 from hgemm.launch_traits import LaunchTraits
-from hgemm.library import Library, read_stored
+from hgemm.library import EXPORT_MANIFEST, EXPORT_TABLE, Library, read_stored
 from hgemm.measured import read_sessions
 from hgemm.record import SOURCE_NAME
 
@@ -226,7 +225,6 @@ def _first_error(text: str) -> str:
 # ==== The export ====
 
 
-MANIFEST = EXPORT_MANIFEST
 BATCH_INVARIANT = 1
 """HGEMM_BATCH_INVARIANT of hgemm.h."""
 _DESTINATIONS = {
@@ -294,7 +292,7 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     files["src/table.h"] = renamed(table_header, options.name).encode()
     files["src/table.c"] = _table_source(table, traits, images, options.name).encode()
     files["src/images.bin"] = images.blob
-    files["table.json"] = _json(table.to_dict())
+    files[EXPORT_TABLE] = _json(table.to_dict())
     if options.sources:
         files.update(_kernel_sources(library, options.symbols, templates))
     compiler = "" if compiler_failure(options.compiler) else compiler_version(options.compiler)
@@ -365,13 +363,13 @@ def _check_place(to: Path) -> None:
     listed = exported_files(to)
     if listed is None:
         raise RequestError(
-            f"{to} has files but no {MANIFEST} of an export, so nothing is replaced: choose another folder with --to"
+            f"{to} has files but no {EXPORT_MANIFEST} of an export, so nothing is replaced: choose another folder with --to"
         )
     others = sorted(_others(to, listed))
     if others:
         more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
         raise RequestError(
-            f"{to} contains {', '.join(others[:_MAX_NAMED])}{more}, which its {MANIFEST} does not list: an export replaces its "
+            f"{to} contains {', '.join(others[:_MAX_NAMED])}{more}, which its {EXPORT_MANIFEST} does not list: an export replaces its "
             "own files only; move the others out, or choose another folder with --to"
         )
 
@@ -404,7 +402,7 @@ def _write(to: Path, files: dict[str, bytes], manifest: dict, options: ExportOpt
             (temporary / path).write_bytes(content)
         if manifest["compiler"]:
             build(temporary, options.name, options.compiler, options.blas)
-        (temporary / MANIFEST).write_bytes(_json({**manifest, "files": _hashes(temporary)}))
+        (temporary / EXPORT_MANIFEST).write_bytes(_json({**manifest, "files": _hashes(temporary)}))
         _check_place(to)  # the compiler took seconds, in which files may have been added
         replace_folder(temporary, to)
     except BaseException:

@@ -17,7 +17,7 @@ from generator.errors import BuildError, LibraryError
 from hgemm import disk
 from hgemm.checks import Mismatch, fields, integer, map_of, plain, text
 from hgemm.disk import LIBRARY_OPTION, open_folder
-from hgemm.library import is_symbol
+from hgemm.library import EXPORT_MANIFEST, is_symbol
 from hgemm.record import SOURCE_NAMES
 
 _DATABASE_REASONS = {
@@ -50,7 +50,6 @@ def reason_of(error: OSError | sqlite3.Error, option: str = LIBRARY_OPTION) -> s
 
 # ---- Folders of exported C libraries, which the next export replaces -----------------------------------------------
 
-EXPORT_MANIFEST = "MANIFEST.json"
 EXPORT_FORMAT = 1
 _MAX_MANIFEST_BYTES = 64 * 2**20
 _MANIFEST = fields(
