@@ -127,9 +127,10 @@ _SPEC_LABELS = {"ctas_per_sm": "spec_ctas_per_sm"}
 
 
 def explanations_text(explanations: Sequence[dict[str, Any]], width: int) -> tuple[str, str]:
-    """Return one explanation in full, or a table of several, and a note about columns that do not fit `width` characters.
+    """Return one explanation in full, or a table of several, and a note about the table.
 
-    The table has a row for each combination, with the fields in which they differ. Violated rules follow below.
+    The table has a row for each combination, with the fields in which they differ. Violated rules follow below. The note names the
+    GPUs of the predictions, and the columns that do not fit `width` characters.
     """
     if len(explanations) == 1:
         return explanation_text(explanations[0]), ""
@@ -144,7 +145,17 @@ def explanations_text(explanations: Sequence[dict[str, Any]], width: int) -> tup
         for one in explanations
         if not one["legal"]
     )
-    return table.text + broken, table.note(names, "--json prints all columns. One combination is explained in full")
+    models = (one["model"] for one in explanations)
+    cards = dict.fromkeys(_card_text(model) for model in models if model and model.get("problem"))
+    notes = [
+        f"predictions are for {', '.join(cards)}" if cards else "",
+        table.note(names, "--json prints all columns. One combination is explained in full"),
+    ]
+    return table.text + broken, "; ".join(filter(None, notes))
+
+
+def _card_text(model: dict[str, Any]) -> str:
+    return f"{model['card']} with {model['sms']} SMs"
 
 
 def _compared(explanation: dict[str, Any]) -> dict[str, Any]:
@@ -211,11 +222,12 @@ def model_lines(model: dict[str, Any], width: int) -> list[str]:
     if "missing" in model:
         return ["  model", f"    {model['missing']}"]
     values = {name: value for name, value in model.items() if name not in ("card", "sms", "figures", "problem")}
-    lines = [f"  model of {model['card']} with {model['sms']} SMs, {model['figures']}"]
+    card = _card_text(model)
+    lines = [f"  model of {card}, {model['figures']}"]
     lines += [f"    {name:<{width}}{_known(value)}" for name, value in values.items()]
     if model["problem"]:
         m, n, k, batch = (model["problem"][name] for name in ("m", "n", "k", "batch"))
-        lines += [f"  problem {m}x{n}x{k}" + (f", batch {batch}" if batch > 1 else "")]
+        lines += [f"  problem {m}x{n}x{k}{f', batch {batch}' if batch > 1 else ''} on {card}"]
         numbers = {name: value for name, value in model["problem"].items() if name not in ("m", "n", "k", "batch")}
         lines += [f"    {name:<{width}}{_known(value)}" for name, value in numbers.items()]
     return lines

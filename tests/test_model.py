@@ -350,7 +350,7 @@ def test_explain_prints_cycles_bound_and_waves(capsys) -> None:
         "    fragment_cycles           256",
         "    bound                     tensor cores",
         "    flop_per_byte             64",
-        "  problem 4096x4096x4096",
+        "  problem 4096x4096x4096 on NVIDIA GeForce RTX 4090 with 128 SMs",
         "    tiles                     1024",
         "    waves                     4",
     ):
@@ -398,6 +398,8 @@ def test_explain_says_what_its_prediction_leaves_out(capsys: pytest.CaptureFixtu
 def test_explain_takes_the_card_that_arch_names(capsys: pytest.CaptureFixture[str]) -> None:
     for words, name in ((["h100"], "H100"), (["t4"], "T4"), (["h100", "--device", "h200"], "H200"), (["90a"], "H200")):
         assert f"  model of NVIDIA {name}" in hgemm(capsys, "explain", "--arch", *words)[1]
+    note = hgemm(capsys, "explain", "--arch", "90a,80,100", "--stages", "3,4", "--m", "64")[2]
+    assert "predictions are for NVIDIA H200 with 132 SMs, NVIDIA A100" in note
 
 
 def test_explain_gives_the_reason_without_a_model(capsys) -> None:

@@ -369,8 +369,8 @@ def _check_place(to: Path) -> None:
     if others:
         more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
         raise RequestError(
-            f"{to} contains {', '.join(others[:_MAX_NAMED])}{more}, which its {EXPORT_MANIFEST} does not list: an export replaces its "
-            "own files only; move the others out, or choose another folder with --to"
+            f"{to} contains {', '.join(others[:_MAX_NAMED])}{more}, which its {EXPORT_MANIFEST} does not list: an export replaces "
+            "its own files only; move the others out, or choose another folder with --to"
         )
 
 
