@@ -581,12 +581,8 @@ def features_of(row: Row, query: SelectionQuery, target: Target, clocks: int) ->
 
 def has_trees(row: Row, query: SelectionQuery, clocks: int) -> bool:
     """Return whether the calibration's trees refine an estimate. They do so for single products of calibrated kernels."""
-    return (
-        row.calibration > 0
-        and query.batch == 1
-        and 0 < clocks
-        and max(query.m, query.n, query.k, clocks) <= BOUND_LIMIT
-    )
+    is_single = query.batch == 1 and max(query.m, query.n, query.k) <= BOUND_LIMIT
+    return is_single & (row.calibration > 0) & (0 < clocks) & (clocks <= BOUND_LIMIT)
 
 
 def refined_clocks(row: Row, query: SelectionQuery, target: Target, clocks: int) -> int:
@@ -622,7 +618,7 @@ def energy(row: Row) -> int:
 def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
     """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks.
 
-    Numbers may be arrays (hgemm.estimates), so conditions are factors here.
+    Numbers may be arrays of one shape (hgemm.estimates), so conditions are factors here.
 
     If a row is calibrated, the SMs take less than the busiest one's time. A likely reason is power: SMs that wait leave more of it
     to the others. Source: benchmarks/calibration.py, cross-validation.

@@ -21,6 +21,7 @@ from hgemm.dispatch_table import (
     SPLITS,
     Row,
     features_of,
+    has_trees,
     launch_clocks,
     maximum,
     sms_used,
@@ -28,7 +29,7 @@ from hgemm.dispatch_table import (
 )
 from hgemm.launch import WORKSPACE_COUNTERS
 from hgemm.model.calibrated import calibration
-from hgemm.model.trees import BOUND_LIMIT, FEATURES, MAX_CHANGE
+from hgemm.model.trees import FEATURES, MAX_CHANGE
 from hgemm.model.trees import ONE as TREE_ONE
 from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE
 from hgemm.problem import LaunchOptions
@@ -40,8 +41,8 @@ MAX_PRODUCTS = 2**48
 LARGEST_CLUSTER = 2048
 """Rows, columns or k of a cluster of tiles, at most. Incomplete ones add to a problem."""
 
-REFINED_AT_ONCE = 16
-"""Estimates that trees refine together in a selection. Often they suffice."""
+REFINED_PER_STEP = 16
+"""Estimates that the trees refine together in a selection. Often one step decides."""
 
 Stack = TypeVar("Stack", SelectionQuery, Row, LaunchOptions)
 """Several queries, kernels or options as one whose numbers are arrays."""
@@ -53,14 +54,14 @@ def fits_int64(query: SelectionQuery) -> bool:
 
 
 def stacked(queries: Sequence[SelectionQuery]) -> SelectionQuery:
-    """Return queries of one kind as one query. Its extents are arrays, and so are other numbers that differ. Shapes: (query,)."""
+    """Return queries of one kind as one query. m, n and k are arrays, and so are other numbers that differ. Shapes: (query,)."""
     return _stacked(queries, ("m", "n", "k"), all(map(fits_int64, queries)))
 
 
 def stacked_rows(rows: Sequence[Row], fits: bool = True) -> Row:
-    """Return kernels as one row. Its tile is an array, and so are other numbers that differ. Shapes: (row,).
+    """Return kernels as one row. `tile_m` is an array, and so are other numbers that differ. Shapes: (kernel,).
 
-    `fits` tells whether int64 holds the numbers of the problems to come.
+    `fits` is `fits_int64` of the queries that it will be used with.
     """
     return _stacked(rows, ("tile_m",), fits)
 
@@ -82,13 +83,16 @@ def part_of(stack: Stack, places: np.ndarray) -> Stack:
 
 
 def supported(row: Row, queries: SelectionQuery, target: Target) -> np.ndarray:
-    """Return the places of the queries, or kernels, for which hgemm.requirements.row_supports is true."""
+    """Return the places of the queries, or of the kernels, for which hgemm.requirements.row_supports is true. Shapes: (place,)."""
     nothing: Any = (queries.m < 0) & (row.tile_m < 0)
     return np.flatnonzero(~reduce(or_, violations(row, queries, target), nothing))  # a violation may be one for all
 
 
 def estimates(row: Row, queries: SelectionQuery, target: Target) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the estimates of launches with their default options, as hgemm.dispatch_table.estimate_clocks."""
+    """Return the estimates of launches with their default options, as hgemm.dispatch_table.estimate_clocks.
+
+    Shapes: (query,) or (kernel,).
+    """
     unsplit: Any = launch_clocks(row, queries, target, LaunchOptions(row.splits))
     found: np.ndarray[Any, np.dtype[np.int64]] = unsplit
     if np.any(row.decides_splits):
@@ -141,63 +145,67 @@ def features(
 class Candidates:
     """Kernels of one kind whose code runs on a device, the best match first, and then in the order of the dispatch table.
 
-    Shapes: `matches` of the code and `places` in the table (kernel,). `rows` has all of them, None if there are none.
+    Shapes: `matches` of the code, `places` in the table, and the arrays of `rows` (kernel,).
     """
 
     matches: np.ndarray
     places: np.ndarray
-    rows: Row | None
+    rows: Row
 
     @classmethod
     def of(cls, found: Iterable[tuple[int, int]], rows: Sequence[Row], fits: bool) -> Candidates:
-        """Return kernels by their matches and places. `fits` tells whether int64 holds the numbers of the problems to come."""
-        matches, places = np.array([*found], np.int64).reshape(-1, 2).T
-        return cls(matches, places, stacked_rows([rows[place] for place in places], fits) if len(places) else None)
+        """Return one kernel or more by their matches and places. `fits` is that of `stacked_rows`."""
+        matches, places = np.array([*found], np.int64).T
+        return cls(matches, places, stacked_rows([rows[place] for place in places], fits))
+
+    def __len__(self) -> int:
+        return len(self.places)
 
     def part(self, positions: ArrayLike) -> Candidates:
         """Return those at these positions."""
         at = np.asarray(positions, np.int64)
-        return Candidates(self.matches[at], self.places[at], part_of(self.rows, at) if self.rows and len(at) else None)
+        return Candidates(self.matches[at], self.places[at], part_of(self.rows, at))
 
     def supporting(self, query: SelectionQuery, target: Target) -> Candidates:
         """Return those that support a query."""
-        return self.part(supported(self.rows, query, target)) if self.rows else self
+        return self.part(supported(self.rows, query, target))
 
     def best_matches(self) -> Candidates:
         """Return those whose code matches best."""
-        worse = np.searchsorted(self.matches, self.matches[:1], side="right")
-        return self if worse == len(self.matches) else self.part(np.arange(*worse))
+        best = self.matches == self.matches[0]
+        return self if best.all() else self.part(np.flatnonzero(best))
 
     def estimates(self, query: SelectionQuery, target: Target) -> np.ndarray:
-        """Return their estimates for a query, as hgemm.dispatch_table.estimate_clocks. Shapes: (kernel,)."""
-        return estimates(self.rows, query, target) if self.rows else np.zeros(0, np.int64)
+        """Return their estimates for a query that they support, as hgemm.dispatch_table.estimate_clocks. Shapes: (kernel,)."""
+        return estimates(self.rows, query, target)
 
     def refined(self, query: SelectionQuery, target: Target, clocks: np.ndarray) -> np.ndarray:
         """Return estimates that the trees of the calibration have refined, as hgemm.dispatch_table.refined_clocks.
 
-        Shapes: estimates (kernel,).
+        Shapes: clocks (kernel,); the result (kernel,).
         """
-        has_trees = (clocks > 0) & (clocks <= BOUND_LIMIT)
-        if self.rows is None or query.batch > 1 or max(query.m, query.n, query.k) > BOUND_LIMIT:
+        of_all: Any = clocks
+        refines: Any = has_trees(self.rows, query, of_all)
+        if not np.any(refines):
             return clocks
-        has_trees &= self.rows.calibration > 0
-        its = features(self.rows, query, target, np.maximum(clocks, 1))
-        return np.where(has_trees, clocks * calibration().forest.refinements(its) // TREE_ONE, clocks)
+        factors = calibration().forest.refinements(features(self.rows, query, target, np.maximum(clocks, 1)))
+        return np.where(refines, clocks * factors // TREE_ONE, clocks)
 
     def fastest(
         self, query: SelectionQuery, target: Target, estimated: ArrayLike, factors: Mapping[int, int]
     ) -> tuple[int, int]:
-        """Return the place of the kernel with the lowest estimate, after trees and `factors` by places have corrected it.
+        """Return the place of the kernel with the lowest estimate, and this estimate after the trees.
 
-        Returns also its estimate after the trees. Shapes: estimated (kernel,).
+        Trees refine `estimated`, and `factors` correct the result by places. Both count in the comparison.
+        Shapes: estimated (kernel,).
         """
         clocks = np.asarray(estimated)
         of_places = np.array([factors.get(place, FACTOR_ONE) for place in self.places.tolist()])
         least = np.minimum(clocks, 2 * CORRECTED_LIMIT) * (TREE_ONE - MAX_CHANGE) // TREE_ONE
         lowest = of_places * np.minimum(least, CORRECTED_LIMIT)
         by_lowest, found = np.argsort(lowest, kind="stable"), (math.inf, -1, -1)
-        for first in range(0, len(by_lowest), REFINED_AT_ONCE):
-            some = by_lowest[first : first + REFINED_AT_ONCE]
+        for first in range(0, len(by_lowest), REFINED_PER_STEP):
+            some = by_lowest[first : first + REFINED_PER_STEP]
             if lowest[some[0]] > found[0]:  # trees cannot make it the best, nor those that follow
                 break
             refined = self.part(some).refined(query, target, clocks[some])

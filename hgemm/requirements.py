@@ -22,7 +22,7 @@ def row_supports(row: Row, query: SelectionQuery, target: Target) -> bool:
 def violations(row: Row, query: SelectionQuery, target: Target) -> tuple[bool, ...]:
     """Return whether a query violates each requirement of a kernel, in the order of `unmet_requirements`.
 
-    The fields of the query may be arrays: see hgemm.estimates.
+    The numbers of the row or of the query may be arrays: see hgemm.estimates.
     """
     q = query
     has_ctas, has_counters = row.work(q.m, q.n, q.batch) <= MAX_CTAS, row.has_counters(q.m, q.n, q.batch)

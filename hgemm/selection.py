@@ -130,7 +130,7 @@ class Selector:
         self._ratios: dict[int, list[tuple[Point, bool, Ratios[int]]]] = {}
         self._options: dict[int, MeasuredOptions] = {}
         self._orders: dict[Hashable, KOrder | None] = {}
-        self._candidates: dict[Hashable, Candidates] = {}
+        self._candidates: dict[Hashable, Candidates | None] = {}
 
     @cached_property
     def surveys(self) -> dict[int, Survey]:
@@ -168,7 +168,7 @@ class Selector:
 
     def _find(self, query: SelectionQuery, order: KOrder | None) -> Choice | None:
         found = self._supporting(query, order)
-        return self._best(found.best_matches(), query, order) if len(found.places) else None
+        return self._best(found.best_matches(), query, order) if found else None
 
     def _best(self, candidates: Candidates, query: SelectionQuery, order: KOrder | None) -> Choice:
         rows, match = candidates.places.tolist(), int(candidates.matches[0])
@@ -248,17 +248,17 @@ class Selector:
 
     def supporting(self, query: SelectionQuery) -> list[Row]:
         """Return the rows of all kernels that support a query and whose code runs on the device."""
-        return [self.table.rows[row] for row in self._supporting(query).places.tolist()]
+        found = self._supporting(query)
+        return [self.table.rows[row] for row in found.places.tolist()] if found else []
 
     def ranked(self, query: SelectionQuery) -> list[Choice]:
         """Return all kernels that support a query, the chosen one first, the others by their estimates."""
         best = self.find(query)
-        if best is None:
+        its = self._supporting(query, best.order) if best else None
+        if best is None or its is None:
             return []
-        order = best.order
-        its = self._supporting(query, order)
-        matches, places = its.matches.tolist(), its.places.tolist()
-        found = [self._choice(row, match, query, order) for match, row in zip(matches, places, strict=True)]
+        matched = zip(its.matches.tolist(), its.places.tolist(), strict=True)
+        found = [self._choice(row, match, query, best.order) for match, row in matched]
         others = sorted(found, key=lambda choice: (choice.code_match, choice.clocks))
         return [best, *(choice for choice in others if choice.row is not best.row)]
 
@@ -269,19 +269,21 @@ class Selector:
             if kind_supports(group.kind, query.kind.code):
                 yield from ((match, row) for row in range(group.first, group.first + group.count))
 
-    def _supporting(self, query: SelectionQuery, order: KOrder | None = None) -> Candidates:
-        """Return the kernels that support a query, and keep an order if one is given, the best match first."""
+    def _supporting(self, query: SelectionQuery, order: KOrder | None = None) -> Candidates | None:
+        """Return the kernels that support a query, and keep an order if one is given, or None. The best match comes first."""
         from hgemm.estimates import Candidates, fits_int64  # with NumPy, which takes long to load
 
         fits = fits_int64(query)
         key = query.kind.code, fits
         if key not in self._candidates:
-            self._candidates[key] = Candidates.of(self._of_kind(query), self.table.rows, fits)
-        found = self._candidates[key].supporting(query, self.target)
-        if order is None:
-            return found
-        rows = (self.table.rows[at] for at in found.places.tolist())
-        return found.part([at for at, row in enumerate(rows) if keeps_order(row, order, query)])
+            of_kind = [*self._of_kind(query)]
+            self._candidates[key] = Candidates.of(of_kind, self.table.rows, fits) if of_kind else None
+        its = self._candidates[key]
+        found = its.supporting(query, self.target) if its else None
+        if found and order:
+            rows = (self.table.rows[at] for at in found.places.tolist())
+            found = found.part([at for at, row in enumerate(rows) if keeps_order(row, order, query)])
+        return found or None
 
     def _clocks(self, candidates: Candidates, query: SelectionQuery, order: KOrder | None) -> ArrayLike:
         if order is None:

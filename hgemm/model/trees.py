@@ -59,7 +59,7 @@ class Forest:
     """All nodes of trees as arrays, for many estimates at once.
 
     Shapes: roots (tree,); features, bounds and values (node,); children (2 * node,), those of a node next to each other.
-    Fields: both children of a leaf are the leaf itself. `values` are 0 but for leaves. `depth` is that of the deepest leaf.
+    Fields: both children of a leaf are the leaf itself. `values` are 0 except at leaves. `depth` is that of the deepest leaf.
     """
 
     roots: np.ndarray
@@ -71,6 +71,7 @@ class Forest:
 
     @classmethod
     def of(cls, trees: Sequence[Tree]) -> Forest:
+        """Return the nodes of trees, one tree after another."""
         import numpy as np
 
         roots = np.cumsum([0, *map(len, trees)])[:-1]
