@@ -158,16 +158,16 @@ def _from_dlpack(array: Any, name: str) -> View:
         if int(kind) == _CPU_KIND:
             raise HostArrayError(name)
         raise ProblemError(f"{name} is in memory of DLPack device {int(kind)}, and kernels read a GPU's: copy it there")
-    stream = None if _waits(array) else _NO_SYNCHRONISATION
+    is_jax = _waits(array)
     with _exporting(array, int(ordinal)):  # the capsule keeps its name, so its own destructor frees the tensor
-        capsule = array.__dlpack__(stream=stream)
+        capsule = array.__dlpack__(stream=None if is_jax else _NO_SYNCHRONISATION)
     tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else dense_strides(shape)
     if tensor.dtype.lanes != 1:
         raise ProblemError(f"{name} has elements of {tensor.dtype.lanes} lanes: only 1 is supported")
     dtype = f"{_DTYPE_CODES.get(tensor.dtype.code, 'type')}{tensor.dtype.bits}"
-    return View((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, int(ordinal))
+    return View((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, int(ordinal), readonly=is_jax)
 
 
 def _waits(array: Any) -> bool:
@@ -453,6 +453,6 @@ def _jax() -> ArrayAdapter:
 
 
 _JAX = {"jax", "jaxlib"}
-"""The packages of JAX. Its arrays must not be written."""
+"""The packages of JAX, whose arrays are immutable."""
 _MAKERS = {"torch": _torch, "cupy": _cupy, "numba": _numba, "numpy": _numpy, **dict.fromkeys(_JAX, _jax)}
 """By the package of an array type or of one of its base classes."""

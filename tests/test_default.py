@@ -101,6 +101,8 @@ def test_products_wait_for_arrays_of_jax(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(2):
         hgemm.matmul(OnStreamsOfItsOwn(a), OnStreamsOfItsOwn(b), Cuda(out))
     assert (out == product(a, b)).all()
+    with pytest.raises(ProblemError, match="D is read-only"):
+        hgemm.matmul(Cuda(a), Cuda(b), OnStreamsOfItsOwn(out))
 
 
 def test_functions_shadow_modules_of_the_same_name() -> None:
