@@ -136,9 +136,9 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """One GPU and its primary context, which torch and CuPy share. Its attributes do not change.
+    """One GPU and its primary context, which torch and CuPy share.
 
-    Each is read once: to read the speed of DRAM takes the driver of an H200 0.6 ms.
+    Attributes of the GPU are read once: the driver of an H200 takes 0.6 ms to tell the speed of DRAM.
     """
 
     ordinal: int

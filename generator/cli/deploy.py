@@ -232,7 +232,8 @@ def _note_loose(queries: list[SelectionQuery], align: str | None) -> bool:
     """Note dense operands that the fastest kernels do not take. Return whether there are any."""
     loose = [] if align else list(filter(None, map(_loose_operands, queries)))
     if loose:
-        which = loose[0] if len(queries) == 1 else f"ones are not in {len(loose)} of {counted(len(queries), 'problem')}"
+        several = f"operands are not in {len(loose)} of {len(queries)} problems"
+        which = several if len(queries) > 1 else loose[0]
         note = f"the fastest kernels require A and B aligned to {VECTOR_BYTES} bytes, but dense {which}"
         enough = VECTOR_BYTES // DTYPES[queries[0].kind.dtype_a].bytes
         click.echo(f"hgemm: {note}. If you can pad their rows, add --align {enough}", err=True)
