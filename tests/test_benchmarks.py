@@ -268,6 +268,7 @@ def test_estimates_have_the_measured_time_of_activations() -> None:
 def test_help_of_a_script_needs_no_gpu_and_no_torch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "pynvml", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"benchmarks.{path.stem}", raising=False)  # else nothing is imported here
     main = getattr(importlib.import_module(f"benchmarks.{path.stem}"), "main", None)
     if isinstance(main, click.Command):
         assert CliRunner().invoke(main, ["--help"]).exit_code == 0
