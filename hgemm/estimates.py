@@ -58,15 +58,8 @@ def stacked(queries: Sequence[SelectionQuery]) -> SelectionQuery:
     return _stacked(queries, ("m", "n", "k"), all(map(fits_int64, queries)))
 
 
-def stacked_rows(rows: Sequence[Row], fits: bool = True) -> Row:
-    """Return kernels as one row. `tile_m` is an array, and so are other numbers that differ. Shapes: (kernel,).
-
-    `fits` is `fits_int64` of the queries that it will be used with.
-    """
-    return _stacked(rows, ("tile_m",), fits)
-
-
 def _stacked(ones: Sequence[Stack], always: Sequence[str], fits: bool) -> Stack:
+    """Return all as one. The fields `always` and those that differ are arrays, of Python's integers unless `fits`."""
     columns: dict[str, Any] = {}
     for one in fields(ones[0]):
         if one.type in ("int", "bool") and one.compare:
@@ -154,9 +147,9 @@ class Candidates:
 
     @classmethod
     def of(cls, found: Iterable[tuple[int, int]], rows: Sequence[Row], fits: bool) -> Candidates:
-        """Return one kernel or more by their matches and places. `fits` is that of `stacked_rows`."""
+        """Return one kernel or more by their matches and places. `fits` is `fits_int64` of all queries to come."""
         matches, places = np.array([*found], np.int64).T
-        return cls(matches, places, stacked_rows([rows[place] for place in places], fits))
+        return cls(matches, places, _stacked([rows[place] for place in places], ("tile_m",), fits))
 
     def __len__(self) -> int:
         return len(self.places)
