@@ -94,9 +94,8 @@ def verify(request: VerifyRequest) -> Iterator[Verified]:
         raise RequestError(f"jobs is {request.jobs}: pass 1 or more")
     library = Library(request.folder)
     symbols = choose(library, tuple(request.symbols), KernelFilter())
-    if not request.symbols:
-        for error in library.damaged().values():
-            raise error
+    if not request.symbols and (damaged := library.damaged()):
+        raise next(iter(damaged.values()))
     for one in _on_cpu(library, symbols, request) if request.device == "cpu" else _on_gpu(symbols, request):
         cases = tuple(check["case"] for check in one.shapes)
         reason = "" if one.passed else one.reason

@@ -183,11 +183,11 @@ def recorded(calls: list, function):
 def test_tensors_of_other_devices_get_an_error_with_the_alternative(compiled: bool) -> None:
     """In a process of its own, where no test registers the operators for the CPU."""
     calls = ("torch.ops.hgemm.matmul(x, x)", "hgemm.torch.linear(x, x)", "hgemm.torch.fused(x, x, 'relu(acc)')")
+    functions = ", ".join(f"lambda x: {call}" for call in calls)
     program = f"""
 import torch, hgemm.torch
 x = torch.zeros(8, 8, dtype=torch.float16)
-for call in {calls}:
-    call = eval("lambda x: " + call)
+for call in ({functions}):
     try:
         (torch.compile(call, backend="aot_eager") if {compiled} else call)(x)
     except hgemm.ProblemError as error:

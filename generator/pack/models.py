@@ -435,8 +435,7 @@ def model_of_module(module: Any, name: str = "") -> Model:
     """Return the linear layers of a torch module, by its named_modules: torch.nn.Linear, and the Conv1D of transformers.
 
     A layer has the activation that `hgemm.torch.patch(module, fuse=True, tanh_gelu=True)` would fuse. A layer of hgemm.torch.Linear
-    has its own.
-    The type is that of the first layer's weight.
+    has its own. The type is that of the first layer's weight.
     Raises: RequestError if there is no such layer, or `module` is not a torch module.
     """
     if not hasattr(module, "named_modules"):
